@@ -50,7 +50,8 @@ std::string ReasonsOf(const Node& node) {
   if (node.kind == NodeKind::kViews) return node.step->Refusals();
   std::string text;
   if (node.kind != NodeKind::kLayout) return text;
-  for (const LayoutOffer::Cause& cause : node.view->Causes()) text += Printable(cause.Text()) + "\n";
+  for (const LayoutOffer::Cause& cause : node.view->Causes())
+    text += Printable(cause.Text()) + "\n";
   return text;
 }
 
@@ -148,8 +149,9 @@ Result<std::string> Filesystem::Attribute(InodeNumber inode, std::string_view na
                                           const Caller& caller) {
   State& s = *state_;
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
-  const Error none{ErrorCode::kNotFound, StrCat(node->path, ": it does not have such an "
-                                                            "attribute")};
+  const Error none{ErrorCode::kNotFound, StrCat(node->path,
+                                                ": it does not have such an "
+                                                "attribute")};
   if (name != kReasonAttribute || !node->step) return Fail(none);
   // A caller who may not see the step learns nothing of what is in it.
   if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) return Fail(none);
@@ -331,8 +333,7 @@ Status Filesystem::RefreshStep(std::string_view run, std::string_view id) {
   });
 }
 
-Result<std::optional<ShownStep>> Filesystem::SwitchView(std::string_view run,
-                                                        std::string_view id) {
+Result<std::optional<ShownStep>> Filesystem::SwitchView(std::string_view run, std::string_view id) {
   CKPT_ASSIGN_OR_RETURN(const auto before, state_->names.SwitchView(run, id));
   return NameOf(before.get());
 }

@@ -10,10 +10,10 @@
 #include <set>
 #include <sstream>
 
-#include "core/base/strings.h"
 #include "core/access/kept_gates.h"
-#include "core/io/open_beneath.h"
 #include "core/access/searched_directories.h"
+#include "core/base/strings.h"
+#include "core/io/open_beneath.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {
@@ -215,7 +215,8 @@ std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
     struct stat info;
     const bool there = lstat(directory.c_str(), &info) == 0;
     if (!there && IsBeside(marked) && IsGone(ErrnoError(errno, directory))) continue;
-    there && S_ISLNK(info.st_mode) ? AddSearched(directory, searched) : void(searched.insert(directory));
+    there&& S_ISLNK(info.st_mode) ? AddSearched(directory, searched)
+                                  : void(searched.insert(directory));
   }
   for (const std::string& directory : searched) {
     const auto access = AccessOfDirectory(directory);

@@ -95,10 +95,10 @@ class StepAccess {
   std::shared_ptr<const AccessRule> MakeRule() const;
 
   // All distinct; filled by LookAtFiles.
-  std::vector<OwnerAndMode> files_;   // of those that are not linked
-  std::vector<OwnerAndMode> kept_;    // of the directories above what was copied
-  std::vector<std::string> tops_;     // directories that count with all above them
-  std::vector<std::string> below_;    // those below, which count by themselves
+  std::vector<OwnerAndMode> files_;  // of those that are not linked
+  std::vector<OwnerAndMode> kept_;   // of the directories above what was copied
+  std::vector<std::string> tops_;    // directories that count with all above them
+  std::vector<std::string> below_;   // those below, which count by themselves
   std::vector<LinkedFile> linked_;
 
   mutable std::atomic<bool> changed_{false};

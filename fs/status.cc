@@ -68,7 +68,9 @@ size_t LivesOf(const Tree::Run& run) {
 Json RunsJson(const Tree& tree) {
   Json json = Json::object();
   for (const auto& [name, run] : tree.runs) {
-    json[name] = {{"steps", run->steps.size()}, {"latest", run->latest ? run->latest->record().id : ""}, {"lives", LivesOf(*run)}};
+    json[name] = {{"steps", run->steps.size()},
+                  {"latest", run->latest ? run->latest->record().id : ""},
+                  {"lives", LivesOf(*run)}};
   }
   return json;
 }

@@ -119,7 +119,8 @@ class Page {
   void Heading(const char* macro, std::string_view text) {
     std::string title(text);
     if (macro[2] == 'H') {
-      for (char& letter : title) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+      for (char& letter : title)
+        letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
     }
     out_ += macro + Escaped(title) + "\n";
     blank_ = false;
@@ -169,7 +170,8 @@ std::string ManPageOf(std::string_view markdown, std::string_view description) {
     lines.erase(lines.begin());
   }
   std::string upper = name;
-  for (char& letter : upper) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  for (char& letter : upper)
+    letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
   return ".TH " + upper + " " + section + "\n.SH NAME\n" + name + " \\- " + Escaped(description) +
          "\n.SH DESCRIPTION\n" + Page().Render(lines);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manual (docs/reference/ckptfs.1.md) as a man page: the Markdown that it uses and no more, so that an
-// install needs no program for it.
+// The manual (docs/reference/ckptfs.1.md) as a man page: the Markdown that it uses and no more, so
+// that an install needs no program for it.
 //
 //   page    = "# name(section)" title, then blocks apart by empty lines
 //   block   = heading ("##", "###") | list ("- item", its lines indented by 2) | table ("|" rows)

@@ -33,12 +33,14 @@ std::string HomeDirectory() {
 Status RefuseUrl(std::string_view path) {
   const size_t scheme = path.find("://");
   if (scheme == std::string_view::npos || scheme == 0) return {};
-  const bool letters = std::all_of(path.begin(), path.begin() + static_cast<ptrdiff_t>(scheme),
-                                   [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
+  const bool letters =
+      std::all_of(path.begin(), path.begin() + static_cast<ptrdiff_t>(scheme),
+                  [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
   if (!letters) return {};
-  return Fail(Error{ErrorCode::kUnsupported, StrCat(path, ": object stores are not read yet")}
-                  .Needing("give a directory of this machine (a copy, or the bucket mounted as a "
-                           "filesystem)"));
+  return Fail(
+      Error{ErrorCode::kUnsupported, StrCat(path, ": object stores are not read yet")}.Needing(
+          "give a directory of this machine (a copy, or the bucket mounted as a "
+          "filesystem)"));
 }
 
 // Options of mount -o that become words of ours.
@@ -97,9 +99,10 @@ Status AppendOption(std::string_view option, bool sloppy, std::vector<std::strin
   for (const OptionWord& known : kOptionWords) {
     if (name != known.name) continue;
     if (known.has_value != (equals != std::string_view::npos)) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat("-o ", option, ": ", known.has_value ? "needs a value" : "does not take "
-                                                                                  "a value"));
+      return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": ",
+                                              known.has_value ? "needs a value"
+                                                              : "does not take "
+                                                                "a value"));
     }
     out.push_back(StrCat("--", name));
     if (known.has_value) out.emplace_back(option.substr(equals + 1));

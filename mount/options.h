@@ -20,15 +20,15 @@ namespace ckptfs {
 // The exit codes; docs/reference/ckptfs.1.md has the same table and a test compares them.
 enum class ExitCode : int {
   kOk = 0,
-  kFailed = 1,      // the operating system or a defect of ours
-  kUsage = 2,       // the command line
-  kNotFound = 3,    // no such path, run, step or mount
-  kRefused = 4,     // the input breaks a rule, or this cannot be shown
-  kStale = 5,       // a source changed since it was adopted
+  kFailed = 1,    // the operating system or a defect of ours
+  kUsage = 2,     // the command line
+  kNotFound = 3,  // no such path, run, step or mount
+  kRefused = 4,   // the input breaks a rule, or this cannot be shown
+  kStale = 5,     // a source changed since it was adopted
   kPermission = 6,
-  kExists = 7,      // the name is taken, or the mount is in use
-  kExhausted = 8,   // no space, memory or descriptors
-  kDataLoss = 9,    // bytes are missing or wrong
+  kExists = 7,     // the name is taken, or the mount is in use
+  kExhausted = 8,  // no space, memory or descriptors
+  kDataLoss = 9,   // bytes are missing or wrong
 };
 ExitCode ExitCodeOf(ErrorCode code);
 

@@ -33,7 +33,8 @@ std::string SingleQuoted(std::string_view text) {
 }
 
 std::string ShellWord(std::string_view word) {
-  if (!word.empty() && std::all_of(word.begin(), word.end(), NeedsNoQuotes)) return std::string(word);
+  if (!word.empty() && std::all_of(word.begin(), word.end(), NeedsNoQuotes))
+    return std::string(word);
   if (Printable(word) == word) return SingleQuoted(word);
   std::string out = "$'";
   for (const char letter : word) {

@@ -39,8 +39,8 @@ struct Net : torch::nn::Module {
   torch::nn::BatchNorm1d norm{nullptr};
 };
 
-int Train(const std::string& store, uint64_t steps, const std::string& directory,
-          uint32_t rank, uint32_t world, const std::string& job) {
+int Train(const std::string& store, uint64_t steps, const std::string& directory, uint32_t rank,
+          uint32_t world, const std::string& job) {
   torch::manual_seed(0);
   const auto net = std::make_shared<Net>();
   const auto optimizer = std::make_shared<torch::optim::AdamW>(

@@ -43,9 +43,9 @@ struct Unholdable {
 DType DTypeOf(const Tensor& tensor, const std::string& name) {
   const std::string word(c10::toString(tensor.scalar_type()));
   static const std::map<std::string_view, DType> known = {
-      {"Float", DType::kF32}, {"Double", DType::kF64}, {"Half", DType::kF16},
-      {"BFloat16", DType::kBF16}, {"Long", DType::kI64}, {"Int", DType::kI32},
-      {"Short", DType::kI16}, {"Char", DType::kI8}, {"Byte", DType::kU8},
+      {"Float", DType::kF32},     {"Double", DType::kF64}, {"Half", DType::kF16},
+      {"BFloat16", DType::kBF16}, {"Long", DType::kI64},   {"Int", DType::kI32},
+      {"Short", DType::kI16},     {"Char", DType::kI8},    {"Byte", DType::kU8},
       {"Bool", DType::kBool}};
   const auto found = known.find(word);
   if (found == known.end()) throw Unholdable{StrCat(name, " has type ", word)};
@@ -218,8 +218,8 @@ class Shot {
     };
     for (const int device : devices_) {
       const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-      const c10::Stream stream =
-          guard.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)));
+      const c10::Stream stream = guard.getStream(
+          c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)));
       capture_.streams.push_back({device, reinterpret_cast<uint64_t>(stream.native_handle())});
     }
     return std::move(capture_);
@@ -239,8 +239,10 @@ class Shot {
 
   const std::string& NameOf(const void* key) const {
     const auto found = names_.find(key);
-    if (found == names_.end()) throw Unholdable{"a parameter of the optimizer is not one of the "
-                                                "model"};
+    if (found == names_.end())
+      throw Unholdable{
+          "a parameter of the optimizer is not one of the "
+          "model"};
     return found->second;
   }
 
@@ -269,8 +271,8 @@ class Shot {
     const bool here = tensor.is_cpu() || tensor.is_cuda();
     const bool lazy = updated && here && tensor.is_contiguous() && tensor.nbytes() >= kSmall &&
                       !tensor.is_inference() && !tensor.is_neg() && !tensor.is_conj();
-    const Tensor plain = lazy ? tensor.detach()
-                              : tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+    const Tensor plain =
+        lazy ? tensor.detach() : tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
     CapturedTensor captured;
     captured.dtype = DTypeOf(plain, name);
     for (const int64_t size : plain.sizes()) captured.shape.push_back(static_cast<uint64_t>(size));
@@ -312,8 +314,10 @@ class Shot {
 Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
     std::shared_ptr<torch::nn::Module> module, std::shared_ptr<torch::optim::Optimizer> optimizer,
     WriterOptions options) {
-  if (!module || !optimizer) return Fail(ErrorCode::kInvalid, "the module or the optimizer is "
-                                                              "missing");
+  if (!module || !optimizer)
+    return Fail(ErrorCode::kInvalid,
+                "the module or the optimizer is "
+                "missing");
   if (!KindOf(*optimizer)) {
     return Fail(ErrorCode::kUnsupported,
                 "snapshots know only Adam, AdamW, SGD, RMSprop and Adagrad of libtorch's "
@@ -322,7 +326,8 @@ Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
   CKPT_RETURN_IF_ERROR(CheckName(options.run, "run"));
   if (options.world == 0 || options.rank >= options.world) {
     return Fail(ErrorCode::kInvalid, StrCat("the rank must be below the "
-                                            "world: ", options.rank, " of ", options.world));
+                                            "world: ",
+                                            options.rank, " of ", options.world));
   }
   if (options.job.empty() && options.world > 1) {
     return Fail(ErrorCode::kInvalid, "`job` is empty: give all ranks the same text");

@@ -45,8 +45,7 @@ std::optional<std::string> ReadOurs(const std::string& path) {
 
 // A number and the character after it.
 bool TakeNumber(std::string_view& text, int base, char after, uint32_t& number) {
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number, base);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
   const size_t length = static_cast<size_t>(end - text.data());
   if (error != std::errc() || length >= text.size() || text[length] != after) return false;
   text.remove_prefix(length + 1);

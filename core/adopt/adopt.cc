@@ -12,8 +12,8 @@
 #include "core/adopt/step_notices.h"
 #include "core/adopt/written.h"
 #include "core/base/strings.h"
-#include "core/io/root.h"
 #include "core/check/weight_check.h"
+#include "core/io/root.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {
@@ -24,12 +24,12 @@ Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::st
   std::set<std::string> saves;
   for (const IngestedStep& step : ingest.steps) saves.insert(step.candidate.SavePath());
   if (saves.size() < 2) return {};
-  return Fail(Error{ErrorCode::kUnsupported,
-                    StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
-                           ", ...), but --name names only one")}
-                  .Needing(StrCat("to join several into one run, name them: adopt "
-                                  "--name ", name, " ",
-                                  *saves.begin(), " ", *saves.rbegin())));
+  return Fail(
+      Error{ErrorCode::kUnsupported, StrCat(place.Path(), ": holds ", saves.size(), " runs (",
+                                            *saves.begin(), ", ...), but --name names only one")}
+          .Needing(StrCat("to join several into one run, name them: adopt "
+                          "--name ",
+                          name, " ", *saves.begin(), " ", *saves.rbegin())));
 }
 
 // How to take a step whose sample differs nevertheless.
@@ -45,8 +45,9 @@ Result<std::string> LookForBlank(const StepModel& model, const AdoptOptions& opt
   const std::string blank = NeverWritten(model, options.hints.names);
   if (blank.empty()) return blank;
   if (options.refuse_blank) {
-    return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy is still running, or it died"}
-                    .Needing("if the zeros are intended, `ckptfs adopt` takes the step as it is"));
+    return Fail(
+        Error{ErrorCode::kDataLoss, blank + ": a copy is still running, or it died"}.Needing(
+            "if the zeros are intended, `ckptfs adopt` takes the step as it is"));
   }
   return blank + "; they read as zeros: the file was made sparse, or a copy did not finish";
 }
@@ -83,7 +84,8 @@ Status CheckRequired(const StepModel& model, const AdoptOptions& options) {
     if (one.part != LeftOutPart::kOptimizer) continue;
     Error error{ErrorCode::kUnsupported,
                 StrCat("its optimizer is not whole, but --require asks for "
-                       "it: ", LeftOutText(one))};
+                       "it: ",
+                       LeftOutText(one))};
     error.needs = one.remedy;
     return Fail(std::move(error));
   }
@@ -111,7 +113,8 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
   const int64_t oldest_ns = OldestOf(model);  // a file that the store owns has no times
-  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath(), options.hints.names));
+  CKPT_ASSIGN_OR_RETURN(const std::string run,
+                        RunNameOf(options.run, step.SavePath(), options.hints.names));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
   if (owned) {
@@ -153,16 +156,18 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     const bool other = first && first->source != adopted.record.source;
     adopted.warnings.push_back(
         other ? StrCat(name, ": ", run, "/", id, " was adopted from ", first->source)
-              : StrCat(name, ": the source, the options or the version of ckptfs changed "
-                             "since ", run,
-                       "/", id, " was adopted; --refresh replaces it"));
+              : StrCat(name,
+                       ": the source, the options or the version of ckptfs changed "
+                       "since ",
+                       run, "/", id, " was adopted; --refresh replaces it"));
   }
   return adopted;
 }
 
 }  // namespace
 
-Result<std::string> RunNameOf(const std::string& wanted, const std::string& root, const ToolNames& names) {
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root,
+                              const ToolNames& names) {
   if (!wanted.empty()) {
     CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
     return wanted;

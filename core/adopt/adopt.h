@@ -34,29 +34,32 @@ struct AdoptOptions {
   // directory, or its parent if it is only called "checkpoints".
   std::string run;
   Ownership ownership = Ownership::kReference;
-  bool pack = true;   // small pieces into a side blob
+  bool pack = true;  // small pieces into a side blob
   // A sample of the weights against their masters, and that nobody writes the step's files.
   bool check = true;
-  bool refuse_blank = false;  // by Adopt: kDataLoss where bytes were never written; else that is said
-  bool provisional = false;   // StepRecord::provisional
-  bool refresh = false;  // a step that changed takes the place of what it was
+  bool refuse_blank =
+      false;  // by Adopt: kDataLoss where bytes were never written; else that is said
+  bool provisional = false;  // StepRecord::provisional
+  bool refresh = false;      // a step that changed takes the place of what it was
   // Refuse a step that has no optimizer, or of whose optimizer anything is left out.
   bool require_optimizer = false;
-  std::set<uint64_t> growing = {};  // inodes of files of which nothing may be read: they are written
+  std::set<uint64_t> growing =
+      {};                // inodes of files of which nothing may be read: they are written
   bool arrived = false;  // NewSave::arrived
   bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
 
 // The run that steps below the directory `root` belong to: `wanted` (AdoptOptions::run), or by its
 // name.  kInvalid if that cannot name one.
-Result<std::string> RunNameOf(const std::string& wanted, const std::string& root, const ToolNames& names);
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root,
+                              const ToolNames& names);
 
 struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;
-  std::vector<LeftOut> left_out;  // parts of the checkpoint that the step lacks
-  std::optional<ClosedFile> closed;       // the file that hides the step from others
-  std::string unproven;  // says that it may begin a life without proof (DescribeChoice)
+  std::vector<LeftOut> left_out;     // parts of the checkpoint that the step lacks
+  std::optional<ClosedFile> closed;  // the file that hides the step from others
+  std::string unproven;              // says that it may begin a life without proof (DescribeChoice)
 };
 
 // Errors: those of the source; kStale if something is read of a file that is `growing`, or a
@@ -65,12 +68,12 @@ struct Adopted {
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options);
 
 struct AdoptReport {
-  std::vector<StepRecord> steps;     // in order, the newest last
-  std::vector<std::string> skipped;  // incomplete tags of a save directory
-  std::vector<Error> refused;        // steps that are not adopted, by name
+  std::vector<StepRecord> steps;      // in order, the newest last
+  std::vector<std::string> skipped;   // incomplete tags of a save directory
+  std::vector<Error> refused;         // steps that are not adopted, by name
   std::vector<std::string> warnings;  // why optimizers are not taken, too: once for all steps
-  std::vector<std::string> said;     // where the runs are, if not at the place itself
-  bool whole_run = false;            // the path was a save directory, not one step's
+  std::vector<std::string> said;      // where the runs are, if not at the place itself
+  bool whole_run = false;             // the path was a save directory, not one step's
 };
 
 // A step that a process writes is skipped, or refused if it is the place itself; one of which

@@ -8,11 +8,11 @@
 #include <set>
 #include <utility>
 
-#include "core/base/strings.h"
 #include "core/access/kept_gates.h"
+#include "core/access/searched_directories.h"
+#include "core/base/strings.h"
 #include "core/io/open_beneath.h"
 #include "core/io/root.h"
-#include "core/access/searched_directories.h"
 
 namespace ckptfs {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <sys/ioctl.h>
 #include <linux/magic.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -20,18 +20,18 @@
 #include <set>
 #include <vector>
 
+#include "core/access/kept_gates.h"
+#include "core/access/searched_directories.h"
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
+#include "core/base/work_list.h"
 #include "core/blob/chunk_digests.h"
 #include "core/blob/fingerprint.h"
 #include "core/blob/frame.h"
 #include "core/io/blob_directories.h"
 #include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
-#include "core/access/kept_gates.h"
-#include "core/access/searched_directories.h"
-#include "core/base/work_list.h"
 #include "core/model/read_blobs.h"
 #include "core/model/step_notes.h"
 #include "core/model/tool_document.h"
@@ -182,8 +182,9 @@ bool HasReflinks(const std::string& directory, const StepModel& model) {
 }
 
 Status CannotLink(const std::string& what, std::string_view why) {
-  return Fail(Error{ErrorCode::kUnsupported, StrCat(what, ": cannot be linked into the store (", why, ")")}
-                  .Needing("use --copy, or a store on the same filesystem"));
+  return Fail(
+      Error{ErrorCode::kUnsupported, StrCat(what, ": cannot be linked into the store (", why, ")")}
+          .Needing("use --copy, or a store on the same filesystem"));
 }
 
 // The directory, or the first above it that is there.
@@ -197,8 +198,10 @@ Result<Descriptor> OpenNearest(files::path directory) {
 
 // linkat() stays within one mount, and some filesystems' volumes have devices of their own.
 bool IsSameMount(const Descriptor& a, const Descriptor& b) {
-  struct statx one {}, other {};
-  if (::statx(a.get(), "", AT_EMPTY_PATH, STATX_MNT_ID, &one) != 0) return true;  // not refused unasked
+  struct statx one {
+  }, other{};
+  if (::statx(a.get(), "", AT_EMPTY_PATH, STATX_MNT_ID, &one) != 0)
+    return true;  // not refused unasked
   if (::statx(b.get(), "", AT_EMPTY_PATH, STATX_MNT_ID, &other) != 0) return true;
   const bool told = (one.stx_mask & other.stx_mask & STATX_MNT_ID) != 0;
   return one.stx_dev_major == other.stx_dev_major && one.stx_dev_minor == other.stx_dev_minor &&
@@ -207,9 +210,11 @@ bool IsSameMount(const Descriptor& a, const Descriptor& b) {
 
 // True if both are of one kind that has reflinks.
 bool MayHaveReflinks(const Descriptor& a, const Descriptor& b) {
-  struct statfs one {}, other {};
+  struct statfs one {
+  }, other{};
   if (::fstatfs(a.get(), &one) != 0 || ::fstatfs(b.get(), &other) != 0) return false;
-  return one.f_type == other.f_type && (one.f_type == BTRFS_SUPER_MAGIC || one.f_type == XFS_SUPER_MAGIC);
+  return one.f_type == other.f_type &&
+         (one.f_type == BTRFS_SUPER_MAGIC || one.f_type == XFS_SUPER_MAGIC);
 }
 
 // True if a file of one directory can be cloned into the other; tried with files without names.
@@ -254,8 +259,9 @@ size_t FirstNote(const StepModel& model) {
 
 // True for what one file alone is the reason of, and not the device or the store.
 bool IsOfTheFile(const Error& error) {
-  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,     ErrorCode::kNotFound, ErrorCode::kPermission,
-                                     ErrorCode::kUnsupported, ErrorCode::kStale,    ErrorCode::kDataLoss};
+  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,    ErrorCode::kNotFound,
+                                     ErrorCode::kPermission, ErrorCode::kUnsupported,
+                                     ErrorCode::kStale,      ErrorCode::kDataLoss};
   return std::ranges::find(kOfTheFile, error.code) != kOfTheFile.end();
 }
 
@@ -268,7 +274,9 @@ class Beginning final : public File {
     CKPT_RETURN_IF_ERROR(CheckRanges(requests));
     return file_.ReadAt(requests);
   }
-  Result<std::shared_ptr<const Mapping>> Map() const override { return std::shared_ptr<const Mapping>(); }
+  Result<std::shared_ptr<const Mapping>> Map() const override {
+    return std::shared_ptr<const Mapping>();
+  }
   int descriptor() const override { return -1; }
 
  private:
@@ -294,8 +302,9 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
   CKPT_ASSIGN_OR_RETURN(const FileIdentity now, from->Identity());
   const OwnerAndMode& access = now.access;
   if (access.mode != blob.mode || access.uid != blob.uid || access.gid != blob.gid) {
-    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode than when it "
-                                                        "was read"));
+    return Fail(ErrorCode::kStale, StrCat(from->name(),
+                                          " has another owner or mode than when it "
+                                          "was read"));
   }
   if (IsOfTool(model)) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
   Blob as_it_is = blob;
@@ -306,7 +315,8 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
 // A file that nothing is read of: somebody may be writing it, or it is another's and cannot be
 // linked.  One that is gone, closed or written without an end is not taken; of a tool's directory
 // it refuses the step.
-Status TakeNote(const StepModel& model, const Blob& blob, const std::string& to, Ownership ownership) {
+Status TakeNote(const StepModel& model, const Blob& blob, const std::string& to,
+                Ownership ownership) {
   Status taken = TakeFile(model, blob, to, ownership);
   if (!taken && IsOfTheFile(taken.error())) {
     ::unlink(to.c_str());
@@ -413,15 +423,16 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
   blob.root = 0;
   blob.path = path;
   blob.stamp = identity.stamp;
-  const bool changed = blob.stamp.size != source.stamp.size ||
-                       blob.stamp.mtime_ns != source.stamp.mtime_ns;
+  const bool changed =
+      blob.stamp.size != source.stamp.size || blob.stamp.mtime_ns != source.stamp.mtime_ns;
   if (note && changed) {
     blob.content = blob.frame = Digest{};
     CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
   } else if (blob.stamp.size != source.stamp.size) {
-    return Fail(ErrorCode::kDataLoss,
-                StrCat(name, " has ", blob.stamp.size, " bytes, but its source "
-                                                       "has ", source.stamp.size));
+    return Fail(ErrorCode::kDataLoss, StrCat(name, " has ", blob.stamp.size,
+                                             " bytes, but its source "
+                                             "has ",
+                                             source.stamp.size));
   }
   blob.chunk_bytes = kChunkBytes;
   CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));

@@ -42,13 +42,11 @@ struct OwnedStep {
 // it.  The owners of the files are not checked.
 Status CheckLinks(const std::string& store, const std::string& directory);
 
-// The step of the store's files.  `model` was read from the step directory (or file) `directory` (absolute); its
-// files lie in it or beside it.  kStale if a file changed meanwhile; kUnsupported if it cannot
-// be linked (another filesystem).  Copies are owned; a hard link is not: it keeps
-// its stamp but for the change time, which is not its own (deleting the source
-// changes it).
-// REQUIRES: `ownership` is not kReference.
-// BLOCKS: on copying.
+// The step of the store's files.  `model` was read from the step directory (or file) `directory`
+// (absolute); its files lie in it or beside it.  kStale if a file changed meanwhile; kUnsupported
+// if it cannot be linked (another filesystem).  Copies are owned; a hard link is not: it keeps its
+// stamp but for the change time, which is not its own (deleting the source changes it). REQUIRES:
+// `ownership` is not kReference. BLOCKS: on copying.
 Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
                       Ownership ownership);
 

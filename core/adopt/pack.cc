@@ -186,7 +186,7 @@ OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files) {
     others &= bits >> 6;
   }
   return OwnerAndMode{owner << 6 | group << 3 | others, one_owner ? files.front().uid : 0,
-                    one_group ? files.front().gid : 0};
+                      one_group ? files.front().gid : 0};
 }
 
 Result<Packing> PackSmallPieces(const StepModel& model, BlobReader& blobs,

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/io/file_root.h"
 #include "core/check/weight_check.h"
+#include "core/io/file_root.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {
@@ -31,7 +31,8 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model, BlobRea
   side->blob.mode = packing.access.mode;
   side->blob.uid = packing.access.uid;
   side->blob.gid = packing.access.gid;
-  model = WithSideBlob(std::move(model), std::move(side->blob), std::move(side->root), packing.atoms);
+  model =
+      WithSideBlob(std::move(model), std::move(side->blob), std::move(side->root), packing.atoms);
   outcome.packed_atoms = packing.atoms.size();
   outcome.packed_pieces = packing.pieces;
   return std::move(side->hold);
@@ -61,7 +62,8 @@ std::vector<std::pair<uint64_t, Digest>> BytesOf(const StepModel& model) {
 // REQUIRES: an absolute path.
 bool IsThere(const std::string& path) {
   const auto found = FileRoot("/").Stat(path.substr(1));
-  return found || found.error().code != ErrorCode::kNotFound;  // one that cannot be looked at may be
+  return found ||
+         found.error().code != ErrorCode::kNotFound;  // one that cannot be looked at may be
 }
 
 // Where an adopted step was, seen from the save `model`, which is at `source`.
@@ -92,9 +94,8 @@ Result<LifeChoice> ChooseLife(Store& store, const StepModel& model, const Publis
   save.named = request.named;
   save.arrived = request.arrived;
   save.oldest_ns = request.oldest_ns;
-  return LifeOf(*steps, save, [&](const StepRecord& step) {
-    return LookAt(store, step, model, request.source);
-  });
+  return LifeOf(*steps, save,
+                [&](const StepRecord& step) { return LookAt(store, step, model, request.source); });
 }
 
 }  // namespace

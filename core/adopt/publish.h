@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "core/base/result.h"
 #include "core/adopt/pack.h"
+#include "core/base/result.h"
 #include "core/model/step_model.h"
 #include "core/store/lives.h"
 #include "core/store/store.h"
@@ -23,23 +23,23 @@ namespace ckptfs {
 
 struct PublishRequest {
   std::string run;
-  std::string source;  // absolute path it was adopted from
-  std::string root;    // absolute save directory
+  std::string source;    // absolute path it was adopted from
+  std::string root;      // absolute save directory
   OpenRoots open_roots;  // of the model's, those that are not directories of this machine
-  PublishHow how;      // but for `life`, which follows from the run's steps and from these:
+  PublishHow how;        // but for `life`, which follows from the run's steps and from these:
   std::optional<NewSave::Named> named;  // NewSave
   bool arrived = false;
   int64_t oldest_ns = 0;
   bool pack = true;
-  bool check = true;   // a sample of the weights (weight_check.h) of a new step
+  bool check = true;  // a sample of the weights (weight_check.h) of a new step
   PackOptions packing;
 };
 
 struct PublishOutcome {
   StepRecord record;
-  LifeChoice life;      // of a step that was not there; else nothing
-  std::string warning;  // why it is not packed though it could be; empty: it is
-  uint64_t packed_atoms = 0;   // by this call
+  LifeChoice life;            // of a step that was not there; else nothing
+  std::string warning;        // why it is not packed though it could be; empty: it is
+  uint64_t packed_atoms = 0;  // by this call
   uint64_t packed_pieces = 0;
 };
 

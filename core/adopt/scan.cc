@@ -187,11 +187,11 @@ void NameUnread(const Place& place, const std::map<std::string, std::vector<std:
     const bool itself = paths.size() == 1 && paths[0] == place.directory;
     std::vector<std::string> names;
     for (const std::string& path : paths) names.push_back(LastComponent(path));
-    const std::string which = itself              ? ""
-                              : names.size() == 1 ? StrCat("/", names[0])
-                                                  : StrCat(": ", Counted(names, "directory", "directories"));
-    unread.push_back(
-        Error{ErrorCode::kUnsupported, StrCat(place.Path(), which, ": ", what)});
+    const std::string which = itself ? ""
+                              : names.size() == 1
+                                  ? StrCat("/", names[0])
+                                  : StrCat(": ", Counted(names, "directory", "directories"));
+    unread.push_back(Error{ErrorCode::kUnsupported, StrCat(place.Path(), which, ": ", what)});
   }
 }
 
@@ -219,7 +219,8 @@ bool IsNamedLike(std::string_view name, const std::vector<FoundStep>& steps) {
 Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) {
   std::map<std::string, std::vector<std::string>> alike;
   std::set<std::string_view> known;
-  for (const FoundStep& step : scan.steps) known.insert({step.candidate.Own(), step.candidate.directory});
+  for (const FoundStep& step : scan.steps)
+    known.insert({step.candidate.Own(), step.candidate.directory});
   // Everything in a place that is one step belongs to it: lingua's consolidated/, a Llama's
   // original/.
   const bool step_itself =
@@ -247,8 +248,7 @@ Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) 
 }
 
 // True if there is anything that is known, read or not.
-Result<bool> LookAt(const Place& place, Sources sources, const ToolHints& hints,
-                    ScanResult& scan) {
+Result<bool> LookAt(const Place& place, Sources sources, const ToolHints& hints, ScanResult& scan) {
   ScanResult here;
   for (const auto& source : sources) {
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
@@ -273,8 +273,7 @@ Result<bool> LookInStepsFolders(const Place& place, Sources sources, const ToolH
     const std::string path = JoinPath(place.directory, name);
     CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*place.root, path));
     if (!there) continue;
-    CKPT_ASSIGN_OR_RETURN(const bool any,
-                          LookAt(Place{place.root, path}, sources, hints, scan));
+    CKPT_ASSIGN_OR_RETURN(const bool any, LookAt(Place{place.root, path}, sources, hints, scan));
     if (any) return true;
   }
   return false;
@@ -318,8 +317,8 @@ Status LookBelow(const Place& place, Sources sources, const ToolHints& hints, Sc
     if (any && *any) runs.push_back(LastComponent(inner.directory));
   }
   if (runs.empty()) return {};
-  scan.said.push_back(StrCat(place.Path(), ": no step of its own; one level below: ",
-                              Counted(runs, "run", "runs")));
+  scan.said.push_back(StrCat(
+      place.Path(), ": no step of its own; one level below: ", Counted(runs, "run", "runs")));
   return {};
 }
 
@@ -340,12 +339,13 @@ void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
   }
   if (others.empty()) return;
   scan.said.push_back(StrCat(place.Path(), ": beside these steps, separate models lie in ",
-                              Counted(others, "directory", "directories"),
-                              "; they are not adopted with the steps: give their paths"));
+                             Counted(others, "directory", "directories"),
+                             "; they are not adopted with the steps: give their paths"));
 }
 
 // A directory in which there are runs, though they lie deeper than is looked; of the first ones.
-std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources, const ToolNames& names) {
+std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources,
+                                            const ToolNames& names) {
   int looks = 0;
   const auto places = PlacesIn(place);
   if (!places) return std::nullopt;
@@ -384,7 +384,8 @@ std::vector<IngestedStep> InOrderOfSaves(std::vector<IngestedStep> steps) {
   std::vector<FoundSave> saves;
   for (size_t i = 0; i < steps.size(); ++i) {
     const StepCandidate& step = steps[i].candidate;
-    saves.push_back({directories[i], steps[i].model.iteration, step.mtime_ns, step.converted, step.latest});
+    saves.push_back(
+        {directories[i], steps[i].model.iteration, step.mtime_ns, step.converted, step.latest});
   }
   return InOrder(std::move(steps), OrderOfSaves(saves));
 }
@@ -403,8 +404,8 @@ Result<Place> PlaceOf(const std::string& path) {
               std::string(below.substr(below.starts_with('/') ? 1 : 0))};
   CKPT_ASSIGN_OR_RETURN(const EntryStat found, place.root->Stat(place.directory));
   if (found.kind != EntryKind::kOther) return place;
-  return Fail(Error{ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file")}
-                  .Needing("give a checkpoint or the directory that holds several"));
+  return Fail(Error{ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file")}.Needing(
+      "give a checkpoint or the directory that holds several"));
 }
 
 std::string FormatNames(Sources sources) {
@@ -414,8 +415,9 @@ std::string FormatNames(Sources sources) {
 }
 
 std::string WhatIsThere(const Place& place, Sources sources) {
-  return StrCat(Contents(place), "looked for the formats ", FormatNames(sources),
-                " (a directory of runs, a save directory, one step's own directory, or a file of weights)");
+  return StrCat(
+      Contents(place), "looked for the formats ", FormatNames(sources),
+      " (a directory of runs, a save directory, one step's own directory, or a file of weights)");
 }
 
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHints& hints) {
@@ -425,13 +427,15 @@ Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHint
   if (!scan.unread.empty()) return Fail(std::move(scan.unread.front()));
   if (!scan.begun.empty()) {
     const BegunStep& begun = scan.begun.front();
-    return Fail(ErrorCode::kInvalid, StrCat(place.root->PathOf(begun.directory), ": not whole: ", begun.missing));
+    return Fail(ErrorCode::kInvalid,
+                StrCat(place.root->PathOf(begun.directory), ": not whole: ", begun.missing));
   }
   Error none{ErrorCode::kNotFound,
              StrCat(place.Path(), ": no checkpoint found: ", WhatIsThere(place, sources))};
   // So that "nothing here" is not the end of it.
   const auto below = RunsFurtherBelow(place, sources, hints.names);
-  if (below) return Fail(std::move(none).Needing(StrCat("there are runs further below: give ", *below)));
+  if (below)
+    return Fail(std::move(none).Needing(StrCat("there are runs further below: give ", *below)));
   return Fail(std::move(none));
 }
 
@@ -445,7 +449,8 @@ Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
 }
 
 Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options) {
-  const SaveState state = found.state ? *found.state : found.source->StateOf(found.candidate, options, {});
+  const SaveState state =
+      found.state ? *found.state : found.source->StateOf(found.candidate, options, {});
   CKPT_RETURN_IF_ERROR(state.Readable());
   return found.source->Read(found.candidate, options);
 }
@@ -459,15 +464,16 @@ Error NoneOf(const Place& place, IngestResult result) {
   for (size_t i = 1; i < result.refused.size(); ++i) others.push_back(result.refused[i].message);
   Error error{ErrorCode::kInvalid, StrCat(place.Path(), ": no complete step that can be read")};
   if (!result.refused.empty()) error = std::move(result.refused.front());
-  for (size_t i = 0; i < std::min(others.size(), kNamed); ++i) error.message += StrCat("; ", others[i]);
+  for (size_t i = 0; i < std::min(others.size(), kNamed); ++i)
+    error.message += StrCat("; ", others[i]);
   if (others.size() > kNamed) error.message += StrCat("; and ", others.size() - kNamed, " more");
   return error;
 }
 
 }  // namespace
 
-Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options, const ToolHints& hints) {
+Result<IngestResult> IngestPlace(const Place& place, Sources sources, const SourceOptions& options,
+                                 const ToolHints& hints) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, hints));
   std::vector<Job> jobs;
   for (FoundStep& step : scan.steps) {

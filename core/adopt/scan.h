@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/model/step_model.h"
 #include "core/state/source.h"
 #include "core/state/tool_names.h"
-#include "core/model/step_model.h"
 
 namespace ckptfs {
 
@@ -39,8 +39,8 @@ struct FoundStep {
   std::optional<SaveState> state = {};  // if somebody has asked for it a moment ago
 };
 
-// A directory that steps are looked for in (or a file that is one), and enough above it for a step that
-// is the directory itself to lie in its save directory.
+// A directory that steps are looked for in (or a file that is one), and enough above it for a step
+// that is the directory itself to lie in its save directory.
 struct Place {
   std::shared_ptr<const Root> root;
   std::string directory;  // below the root
@@ -55,8 +55,8 @@ struct Recognised {
   std::optional<uint64_t> step;  // by its name a step of this number, of which `what` is missing
 };
 // Nothing if it is nothing known.
-using Recognise = std::function<Result<std::optional<Recognised>>(const Root& root,
-                                                                  const std::string& path)>;
+using Recognise =
+    std::function<Result<std::optional<Recognised>>(const Root& root, const std::string& path)>;
 
 // Facts about tools and formats that no source tells.
 struct ToolHints {
@@ -69,14 +69,14 @@ struct BegunStep {
   std::string directory;  // below the root
   std::string id;
   uint64_t iteration = 0;
-  std::string missing;    // "no weights yet"
+  std::string missing;  // "no weights yet"
 };
 
 // The contents of a place.
 struct ScanResult {
-  std::vector<FoundStep> steps;  // in the sources' order
-  std::vector<BegunStep> begun;  // named as the steps are, if there are any
-  std::vector<Error> unread;     // recognised checkpoints that no source reads
+  std::vector<FoundStep> steps;   // in the sources' order
+  std::vector<BegunStep> begun;   // named as the steps are, if there are any
+  std::vector<Error> unread;      // recognised checkpoints that no source reads
   std::vector<std::string> said;  // where the runs are, if not at the place itself
 };
 
@@ -117,7 +117,7 @@ struct IngestResult {
 // All steps of a place.  In a save directory incomplete steps are skipped and
 // named, and malformed ones (a file that was cut off) unless the framework's
 // own pointer names them.  An error if no step is left: the first there was.
-Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options, const ToolHints& hints = {});
+Result<IngestResult> IngestPlace(const Place& place, Sources sources, const SourceOptions& options,
+                                 const ToolHints& hints = {});
 
 }  // namespace ckptfs

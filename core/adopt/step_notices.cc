@@ -35,8 +35,7 @@ std::vector<std::string> StepNotices::Take() {
   for (Reason& reason : reasons_) {
     if (std::exchange(reason.told, true)) continue;
     const size_t more = reason.steps - 1;
-    const std::string others =
-        more == 0 ? "" : StrCat(" (and ", Counted(more, "other step"), ")");
+    const std::string others = more == 0 ? "" : StrCat(" (and ", Counted(more, "other step"), ")");
     lines.push_back(StrCat(reason.first, others, ": ", reason.text));
   }
   return lines;

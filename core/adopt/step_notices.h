@@ -19,7 +19,8 @@ namespace ckptfs {
 
 class StepNotices {
  public:
-  // `step`: "run7/step2".  Reasons beyond kMaxLeftOutReasons are dropped; `info` of a step has them.
+  // `step`: "run7/step2".  Reasons beyond kMaxLeftOutReasons are dropped; `info` of a step has
+  // them.
   void Add(const std::string& step, const std::vector<LeftOut>& left_out);
   // One reason for all steps: the first step's file stands for the others.
   void Add(const std::string& step, const std::optional<ClosedFile>& closed);
@@ -29,7 +30,7 @@ class StepNotices {
 
  private:
   struct Reason {
-    std::string key;   // equal for steps that share it
+    std::string key;  // equal for steps that share it
     std::string text;
     std::string first;  // the step
     size_t steps = 0;

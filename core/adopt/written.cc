@@ -17,7 +17,8 @@ namespace {
 
 // Returns what `look` says of each file that counts; passes over files that cannot be opened.
 template <class Look>
-std::vector<std::string> LookAtFiles(const StepModel& model, const ToolNames& names, const Look& look) {
+std::vector<std::string> LookAtFiles(const StepModel& model, const ToolNames& names,
+                                     const Look& look) {
   const std::vector<uint8_t> read = FindReadBlobs(model);
   std::vector<std::string> all(model.blobs.size());
   ParallelFor(model.blobs.size(), [&](size_t i) {
@@ -33,19 +34,23 @@ std::vector<std::string> LookAtFiles(const StepModel& model, const ToolNames& na
 }
 
 Status IsWritten(const std::string& name) {
-  return Fail(Error{ErrorCode::kStale, StrCat(name, ": a process has it open for writing: it is being saved or copied")}
-                  .Needing("wait until it is closed; `adopt --check never` takes the step as it is"));
+  return Fail(
+      Error{ErrorCode::kStale,
+            StrCat(name, ": a process has it open for writing: it is being saved or copied")}
+          .Needing("wait until it is closed; `adopt --check never` takes the step as it is"));
 }
 
 }  // namespace
 
 Status CheckNoWriter(const StepModel& model, const ToolNames& names) {
-  const std::vector<std::string> open = LookAtFiles(
-      model, names, [](const File& file) { return IsOpenForWriting(file) ? file.name() : std::string(); });
+  const std::vector<std::string> open = LookAtFiles(model, names, [](const File& file) {
+    return IsOpenForWriting(file) ? file.name() : std::string();
+  });
   return open.empty() ? Status() : IsWritten(open.front());
 }
 
-Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files, const ToolNames& names) {
+Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files,
+                     const ToolNames& names) {
   if (!root.local()) return {};
   for (const auto& [path, _] : files) {
     if (!names.IsSaved(path) && !names.IsPart(LastComponent(path))) continue;
@@ -59,11 +64,13 @@ std::string NeverWritten(const StepModel& model, const ToolNames& names) {
   const std::vector<std::string> blank = LookAtFiles(model, names, [](const File& file) {
     const uint64_t bytes = BytesNeverWritten(file);
     return bytes == 0 ? std::string()
-                      : StrCat(file.name(), ": ", bytes, " of its ", file.size(), " bytes were never written");
+                      : StrCat(file.name(), ": ", bytes, " of its ", file.size(),
+                               " bytes were never written");
   });
   if (blank.empty()) return "";
   const size_t more = blank.size() - 1;
-  return more == 0 ? blank.front() : StrCat(blank.front(), " (and ", Counted(more, "more file"), ")");
+  return more == 0 ? blank.front()
+                   : StrCat(blank.front(), " (and ", Counted(more, "more file"), ")");
 }
 
 }  // namespace ckptfs

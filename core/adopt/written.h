@@ -12,10 +12,10 @@
 #include <string>
 
 #include "core/base/result.h"
-#include "core/state/tool_names.h"
 #include "core/io/file_stamp.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
+#include "core/state/tool_names.h"
 
 namespace ckptfs {
 
@@ -23,7 +23,8 @@ namespace ckptfs {
 // on this machine, or gone, tell nothing.  BLOCKS: on opening each.
 Status CheckNoWriter(const StepModel& model, const ToolNames& names);
 // The same of files below a root, as far as their names are of what is saved.
-Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files, const ToolNames& names);
+Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files,
+                     const ToolNames& names);
 
 // "FILE: 1048576 of its 2097152 bytes were never written (and 3 more files)"; "" if nothing tells.
 // BLOCKS: as BytesNeverWritten, on each.

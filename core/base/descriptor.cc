@@ -40,8 +40,8 @@ Descriptor OpenProcess(pid_t pid) {
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
                 const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxWrite),
-                               static_cast<off_t>(offset));
+    const ssize_t n =
+        ::pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxWrite), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(ErrnoError(errno, StrCat("write ", path)));
     // It would be asked for ever.

@@ -34,7 +34,8 @@ Digest DigestOf(std::span<const std::byte> bytes) {
 }
 
 DigestStream::DigestStream() {
-  static_assert(sizeof state_ >= sizeof(XXH3_state_t) && alignof(DigestStream) >= alignof(XXH3_state_t));
+  static_assert(sizeof state_ >= sizeof(XXH3_state_t) &&
+                alignof(DigestStream) >= alignof(XXH3_state_t));
   Xxh3Here().reset(state_.data());
 }
 

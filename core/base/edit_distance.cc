@@ -44,7 +44,8 @@ std::string MeantText(std::string_view word, std::span<const std::string> words,
   constexpr size_t kShown = 3;
   const std::vector<std::string> near = NearestWords(word, words, most);
   std::string list;
-  for (size_t i = 0; i < std::min(near.size(), kShown); ++i) list += StrCat(i == 0 ? "" : ", ", near[i]);
+  for (size_t i = 0; i < std::min(near.size(), kShown); ++i)
+    list += StrCat(i == 0 ? "" : ", ", near[i]);
   return near.empty() ? "" : StrCat("; do you mean ", list, near.size() > kShown ? ", ...?" : "?");
 }
 

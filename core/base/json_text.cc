@@ -48,7 +48,8 @@ size_t PutNumberRight(std::string_view text, char* out) {
   const size_t length = std::min(text.find_first_not_of("0123456789+-.eE"), text.size());
   double value = 0;
   const auto parsed = std::from_chars(text.data(), text.data() + length, value);
-  const bool beyond = parsed.ec == std::errc::result_out_of_range && parsed.ptr == text.data() + length;
+  const bool beyond =
+      parsed.ec == std::errc::result_out_of_range && parsed.ptr == text.data() + length;
   return beyond ? blank(length) : length;
 }
 

@@ -26,6 +26,7 @@ class CKPT_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
  public:
   void Lock() CKPT_THREAD_ATTRIBUTE(acquire_capability()) { mutex_.lock(); }
   void Unlock() CKPT_THREAD_ATTRIBUTE(release_capability()) { mutex_.unlock(); }
+
  private:
   friend class CondVar;
   std::mutex mutex_;

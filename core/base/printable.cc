@@ -11,9 +11,9 @@ namespace {
 
 bool Harmless(uint32_t code) {
   if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;
-  if (code >= 0x200b && code <= 0x200f) return false;   // of no width, marks of direction
-  if (code >= 0x2028 && code <= 0x202e) return false;   // line separators, overrides
-  if ((code & 0xfffe) == 0xfffe) return false;          // no characters, nor allowed in XML
+  if (code >= 0x200b && code <= 0x200f) return false;  // of no width, marks of direction
+  if (code >= 0x2028 && code <= 0x202e) return false;  // line separators, overrides
+  if ((code & 0xfffe) == 0xfffe) return false;         // no characters, nor allowed in XML
   return !(code >= 0x2060 && code <= 0x206f) && code != 0xfeff && code != 0x61c;
 }
 

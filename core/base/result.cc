@@ -46,12 +46,20 @@ Error Error::Needing(std::string_view remedy) && {
 Error ErrnoError(int error_number, std::string_view what) {
   ErrorCode code = ErrorCode::kIo;
   switch (error_number) {
-    case ENOENT: case ENOTDIR: code = ErrorCode::kNotFound; break;
-    case EACCES: case EPERM: case EROFS: code = ErrorCode::kPermission; break;
-    case ELOOP: case ENAMETOOLONG: case ENXIO: code = ErrorCode::kInvalid; break;
+    case ENOENT:
+    case ENOTDIR: code = ErrorCode::kNotFound; break;
+    case EACCES:
+    case EPERM:
+    case EROFS: code = ErrorCode::kPermission; break;
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO: code = ErrorCode::kInvalid; break;
     case EEXIST: code = ErrorCode::kExists; break;
-    case ENOSPC: case EDQUOT: case EMFILE: case ENFILE: case ENOMEM:
-      code = ErrorCode::kExhausted; break;
+    case ENOSPC:
+    case EDQUOT:
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM: code = ErrorCode::kExhausted; break;
     default: break;
   }
   return Error{code, StrCat(what, ": ", std::generic_category().message(error_number))};

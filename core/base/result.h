@@ -61,7 +61,7 @@ inline tl::unexpected<Error> Fail(ErrorCode code, std::string message) {
 inline tl::unexpected<Error> Fail(Error error) { return tl::unexpected<Error>(std::move(error)); }
 // kInvalid with the pieces joined: what a parser says of its input.
 template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+tl::unexpected<Error> Refuse(const Pieces &...pieces) {
   return Fail(ErrorCode::kInvalid, StrCat(pieces...));
 }
 
@@ -69,7 +69,7 @@ tl::unexpected<Error> Refuse(const Pieces&... pieces) {
 // `what` names the call and the file.
 Error ErrnoError(int error_number, std::string_view what);
 
-[[noreturn]] void CheckFailed(const char* expression, const char* file, int line);
+[[noreturn]] void CheckFailed(const char *expression, const char *file, int line);
 
 }  // namespace ckptfs
 

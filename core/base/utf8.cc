@@ -44,8 +44,9 @@ std::string Utf8OfBytes(std::string_view bytes) {
     }
     for (const char letter : letters) {
       const uint32_t code = kPrivate + static_cast<uint8_t>(letter);
-      text += {static_cast<char>(0xf0 | code >> 18), static_cast<char>(0x80 | (code >> 12 & 0x3f)),
-               static_cast<char>(0x80 | (code >> 6 & 0x3f)), static_cast<char>(0x80 | (code & 0x3f))};
+      text +=
+          {static_cast<char>(0xf0 | code >> 18), static_cast<char>(0x80 | (code >> 12 & 0x3f)),
+           static_cast<char>(0x80 | (code >> 6 & 0x3f)), static_cast<char>(0x80 | (code & 0x3f))};
     }
   }
   return text;

@@ -141,8 +141,7 @@ OpenPointer BlobReader::State::FindOpen(BlobIndex blob) {
 OpenPointer BlobReader::State::Insert(OpenPointer held) {
   Stripe& stripe = StripeOf(held->blob());
   MutexLock lock(stripe.mutex);
-  const auto [it, inserted] =
-      stripe.open.try_emplace(static_cast<uint32_t>(held->blob()), held);
+  const auto [it, inserted] = stripe.open.try_emplace(static_cast<uint32_t>(held->blob()), held);
   if (inserted) open_count.fetch_add(1, std::memory_order_relaxed);
   return it->second;
 }
@@ -324,9 +323,8 @@ Status BlobReader::Guard(BlobIndex blob, void (*function)(void*), void* context)
 Status BlobReader::Read(BlobIndex blob, uint64_t offset, std::span<std::byte> out) {
   CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const Held> held, Hold(blob));
   if (!RangeInside(offset, out.size(), held->size())) {
-    return Fail(ErrorCode::kDataLoss,
-                StrCat(PathOf(blob), " has ", held->size(), " bytes; bytes ", offset, " + ",
-                       out.size(), " are not there"));
+    return Fail(ErrorCode::kDataLoss, StrCat(PathOf(blob), " has ", held->size(), " bytes; bytes ",
+                                             offset, " + ", out.size(), " are not there"));
   }
   CountRead(out.size());
   if (held->mapped() == nullptr) return cache().Read(held->source(), offset, out);

@@ -24,8 +24,8 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/io/blob.h"
 #include "core/blob/touched_files.h"
+#include "core/io/blob.h"
 #include "core/io/file.h"
 
 namespace ckptfs {

@@ -30,7 +30,8 @@ struct FileRecord {
 };
 
 // The records of a file; none of one that holds no checksums.
-using RecordsOf = std::function<Result<std::vector<FileRecord>>(const std::shared_ptr<const File>& file)>;
+using RecordsOf =
+    std::function<Result<std::vector<FileRecord>>(const std::shared_ptr<const File>& file)>;
 
 class RecordSums {
  public:

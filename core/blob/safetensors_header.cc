@@ -72,7 +72,8 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
 
 bool HeaderEvents::number_unsigned(number_unsigned_t value) {
   if (where_ == Where::kShape) {
-    if (entry_.shape.size() >= kMaxDimensions) return Refuse(Tensor() + ": more than 64 dimensions");
+    if (entry_.shape.size() >= kMaxDimensions)
+      return Refuse(Tensor() + ": more than 64 dimensions");
     entry_.shape.push_back(value);
     return true;
   }
@@ -110,8 +111,10 @@ bool HeaderEvents::start_object(size_t) {
 
 bool HeaderEvents::TensorKey(const std::string& name) {
   if (current_ != 0) return Refuse(Tensor() + ": a key does not have a value");
-  current_ = name == "dtype" ? kDType : name == "shape" ? kShapeKey
-             : name == "data_offsets" ? kOffsetsKey : 0u;
+  current_ = name == "dtype"          ? kDType
+             : name == "shape"        ? kShapeKey
+             : name == "data_offsets" ? kOffsetsKey
+                                      : 0u;
   if (current_ == 0) return Refuse(StrCat(Tensor(), ": unknown key '", name, "'"));
   if ((seen_ & current_) != 0) return Refuse(StrCat(Tensor(), ": two keys '", name, "'"));
   seen_ |= current_;
@@ -273,8 +276,8 @@ Status WriteHeader(Sink& sink, const std::map<std::string, std::string>& metadat
   for (size_t i = 0; i < entries.size(); ++i) {
     const SafetensorsEntry& entry = entries[i];
     if (SafetensorsName(entry.dtype).empty()) {
-      return Rule(StrCat("tensor '", entry.name, "': the format has no dtype ",
-                         DTypeName(entry.dtype)));
+      return Rule(
+          StrCat("tensor '", entry.name, "': the format has no dtype ", DTypeName(entry.dtype)));
     }
     CKPT_ASSIGN_OR_RETURN(uint64_t bytes, ByteCount(entry.shape, entry.dtype));
     CKPT_ASSIGN_OR_RETURN(uint64_t end, CheckedAdd(begin, bytes, "safetensors data"));
@@ -337,11 +340,11 @@ Result<std::string> RenderSafetensorsHeader(const std::map<std::string, std::str
   CKPT_RETURN_IF_ERROR(CheckNames(entries));
   TextSink sink;
   sink.text.assign(kPrefix, '\0');
-  CKPT_RETURN_IF_ERROR(WriteHeader(sink, metadata, entries,
-                                   [&](size_t i, uint64_t begin, uint64_t end) {
-                                     entries[i].begin = begin;
-                                     entries[i].end = end;
-                                   }));
+  CKPT_RETURN_IF_ERROR(
+      WriteHeader(sink, metadata, entries, [&](size_t i, uint64_t begin, uint64_t end) {
+        entries[i].begin = begin;
+        entries[i].end = end;
+      }));
   sink.text.resize(AlignUp(sink.text.size(), kDataAlignment), ' ');
   uint64_t length = sink.text.size() - kPrefix;
   if (length > kSafetensorsMaxHeader) return Rule("the header exceeds 100,000,000 bytes");
@@ -352,8 +355,7 @@ Result<std::string> RenderSafetensorsHeader(const std::map<std::string, std::str
 Result<uint64_t> SafetensorsHeaderSize(const std::map<std::string, std::string>& metadata,
                                        const std::vector<SafetensorsEntry>& entries) {
   CountingSink sink{kPrefix};
-  CKPT_RETURN_IF_ERROR(
-      WriteHeader(sink, metadata, entries, [](size_t, uint64_t, uint64_t) {}));
+  CKPT_RETURN_IF_ERROR(WriteHeader(sink, metadata, entries, [](size_t, uint64_t, uint64_t) {}));
   return AlignUp(sink.bytes, kDataAlignment);
 }
 

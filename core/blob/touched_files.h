@@ -21,9 +21,9 @@
 #include "core/base/lru.h"
 #include "core/base/result.h"
 #include "core/base/single_flight.h"
-#include "core/io/blob.h"
 #include "core/blob/frame.h"
 #include "core/blob/record_sums.h"
+#include "core/io/blob.h"
 #include "core/io/file.h"
 
 namespace ckptfs {

@@ -7,8 +7,8 @@
 #include <span>
 #include <tuple>
 
-#include "core/io/near_reads.h"
 #include "core/base/work_list.h"
+#include "core/io/near_reads.h"
 
 namespace ckptfs {
 namespace {

@@ -158,7 +158,8 @@ void Verification::UnreadableFile(BlobIndex index, const Error& error) {
   const Blob& blob = step_.blob(index);
   const bool ours = blob.store_owned && blob.stamp.inode == 0;  // nobody else has a name of it
   const bool changed = error.code == ErrorCode::kStale || error.code == ErrorCode::kNotFound;
-  if (of_step_[static_cast<uint32_t>(index)] != 0 || ours || !changed) return Unreadable(path, error);
+  if (of_step_[static_cast<uint32_t>(index)] != 0 || ours || !changed)
+    return Unreadable(path, error);
   const std::string how = StrCat(path, ": ", WithoutSubject(error.message, path));
   const MutexLock lock(mutex_);
   ++report_.changed_notes;

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/base/work_list.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/record_sums.h"
-#include "core/base/work_list.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -34,15 +34,15 @@ struct VerifyDefect {
 struct VerifyReport {
   uint64_t blobs = 0;
   uint64_t blob_bytes = 0;
-  uint64_t summed_bytes = 0;    // of them compared with digests or checksums
-  uint64_t unsummed_blobs = 0;  // files without checksums of their own
-  std::string unsummed;         // one of these
-  uint64_t atoms_compared = 0;  // with more than one copy
+  uint64_t summed_bytes = 0;      // of them compared with digests or checksums
+  uint64_t unsummed_blobs = 0;    // files without checksums of their own
+  std::string unsummed;           // one of these
+  uint64_t atoms_compared = 0;    // with more than one copy
   uint64_t weights_compared = 0;  // with their masters (weight_check.h)
   uint64_t weights_skipped = 0;   // weights that cannot be compared exactly
   std::string skipped;            // one of these
-  uint64_t atoms_read = 0;      // others: every element found, averaged, cast
-  uint64_t atoms_finite = 0;    // checked for NaN and infinity
+  uint64_t atoms_read = 0;        // others: every element found, averaged, cast
+  uint64_t atoms_finite = 0;      // checked for NaN and infinity
   // Files beside the step that nothing is read of (core/model/read_blobs.h) and that are not what
   // they were: a log that grew is not a defect.
   uint64_t changed_notes = 0;

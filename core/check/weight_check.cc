@@ -122,9 +122,8 @@ void AddRuns(const StepModel& model, const WeightPair& pair, std::vector<Run>& r
 std::vector<Run> ChooseRuns(const StepModel& model, const WeightPairs& pairs) {
   std::vector<Run> all;
   for (const WeightPair& pair : pairs.compared) AddRuns(model, pair, all);
-  std::stable_sort(all.begin(), all.end(), [](const Run& a, const Run& b) {
-    return a.end - a.begin > b.end - b.begin;
-  });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Run& a, const Run& b) { return a.end - a.begin > b.end - b.begin; });
   std::set<uint32_t> files;
   std::set<std::tuple<AtomIndex, uint32_t, uint32_t>> weights;
   std::vector<Run> chosen[3];
@@ -160,10 +159,8 @@ std::optional<Sample> MakeSample(const StepModel& model, const Run& run, uint64_
   sample.run = &run;
   sample.begin = run.begin + (length - std::min(length, kSampleElements)) / 2;
   const uint64_t end = std::min(run.end, sample.begin + kSampleElements);
-  const auto in_weight =
-      FindStored(weight.source.gathers[run.copy], run.local, sample.begin, end);
-  const auto in_master =
-      FindStored(master.source.gathers[run.copy], run.local, sample.begin, end);
+  const auto in_weight = FindStored(weight.source.gathers[run.copy], run.local, sample.begin, end);
+  const auto in_master = FindStored(master.source.gathers[run.copy], run.local, sample.begin, end);
   if (!in_weight || !in_master) return std::nullopt;
   sample.weight = *in_weight;
   sample.master = *in_master;
@@ -207,13 +204,12 @@ Status CompareSample(const StepModel& model, const Sample& sample, const std::st
     if (FindDifference(weight.dtype, one(stored), one(cast)).count == 0) continue;
     const auto element = AtomElement(local, weight.shape, sample.begin + i);
     if (!element) continue;
-    return Fail(
-        ErrorCode::kDataLoss,
-        StrCat("parameter '", model.parameter(weight.parameter).name, "': element ", *element,
-               " is ", ElementText(weight.dtype, one(stored)), " in ",
-               PathOf(model, sample.weight.blob), ", but its master, cast to ",
-               DTypeName(weight.dtype), ", is ", ElementText(weight.dtype, one(cast)), " in ",
-               PathOf(model, sample.master.blob)));
+    return Fail(ErrorCode::kDataLoss,
+                StrCat("parameter '", model.parameter(weight.parameter).name, "': element ",
+                       *element, " is ", ElementText(weight.dtype, one(stored)), " in ",
+                       PathOf(model, sample.weight.blob), ", but its master, cast to ",
+                       DTypeName(weight.dtype), ", is ", ElementText(weight.dtype, one(cast)),
+                       " in ", PathOf(model, sample.master.blob)));
   }
   return {};
 }

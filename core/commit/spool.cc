@@ -17,8 +17,8 @@
 #include "core/commit/world_commit.h"
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
-#include "core/store/blob_copy.h"
 #include "core/records/records.h"
+#include "core/store/blob_copy.h"
 #include "core/store/store_index.h"
 
 namespace ckptfs {
@@ -32,8 +32,9 @@ constexpr int kMaxDepth = 3;
 std::string RecordPath(const PreparedPart& part) { return PartName(part, Digest()); }
 
 tl::unexpected<Error> Foreign(const std::string& path, std::string_view rule) {
-  return Fail(ErrorCode::kPermission, StrCat(path, " ", rule, ": ckptfs does not use it as part "
-                                                              "of a spool"));
+  return Fail(ErrorCode::kPermission, StrCat(path, " ", rule,
+                                             ": ckptfs does not use it as part "
+                                             "of a spool"));
 }
 
 // Only what this user's own processes can have written, and can write: no link leads
@@ -150,7 +151,8 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
     if (!whole || RecordPath(*part) != path) {
       notes.push_back(StrCat(storage_->PathOf(path), ": removed: ",
                              whole ? "its record belongs under another "
-                                     "name" : whole.error().message));
+                                     "name"
+                                   : whole.error().message));
       CKPT_RETURN_IF_ERROR(storage_->Remove(path));
       continue;
     }

@@ -26,8 +26,8 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/result.h"
-#include "core/records/commit_records.h"
 #include "core/io/root.h"
+#include "core/records/commit_records.h"
 
 namespace ckptfs {
 

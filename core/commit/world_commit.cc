@@ -8,8 +8,8 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
-#include "core/store/lives.h"
 #include "core/records/records.h"
+#include "core/store/lives.h"
 #include "core/store/store_index.h"
 
 namespace ckptfs {
@@ -51,10 +51,9 @@ WorldCommit::~WorldCommit() {
 
 bool WorldCommit::IsGone(const Digest& other, const std::map<Digest, NodePresence>& present) {
   const auto said = present.find(other);
-  return store_.presences().Look(
-             store_.directory(), other,
-             said == present.end() ? std::nullopt : std::optional(said->second),
-             Clock::now()) == PresenceState::kGone;
+  return store_.presences().Look(store_.directory(), other,
+                                 said == present.end() ? std::nullopt : std::optional(said->second),
+                                 Clock::now()) == PresenceState::kGone;
 }
 
 Result<bool> WorldCommit::HasGone(const Digest& other) {
@@ -87,8 +86,8 @@ Result<JobWorld> WorldCommit::Join(NodeRanks mine) {
   CKPT_ASSIGN_OR_RETURN(const auto present, ReadPresences(*store_.storage()));
   for (const std::string& other : paths) {
     const auto name = ParseCommitName(other);
-    if (!name || name->kind != Kind::kRanks || other == path ||
-        PrefixOf(other) != PrefixOf(path) || IsGone(name->node, present)) {
+    if (!name || name->kind != Kind::kRanks || other == path || PrefixOf(other) != PrefixOf(path) ||
+        IsGone(name->node, present)) {
       continue;
     }
     const auto text = ReadWhole(*store_.storage(), other, kPreparedMaxBytes);
@@ -162,8 +161,8 @@ Result<std::map<uint32_t, const PreparedPart*>> WorldCommit::PartsOf(const Names
     if (part == nullptr) continue;
     if (first == nullptr) first = part;
     if (part->step != first->step || part->world != first->world) {
-      return Refuse("its parts disagree: step ", first->step, " of ", first->world,
-                    " ranks, step ", part->step, " of ", part->world);
+      return Refuse("its parts disagree: step ", first->step, " of ", first->world, " ranks, step ",
+                    part->step, " of ", part->world);
     }
     for (const PreparedRank& rank : part->ranks) {
       const auto [at, added] = by_rank.emplace(rank.rank, part);
@@ -185,8 +184,8 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
   bool written = false;
   for (const PreparedRank& rank : part.ranks) {
     if (written) break;
-    CKPT_ASSIGN_OR_RETURN(
-        written, HasFile(*store_.storage(), StrCat("blobs/", part.PathOf(rank.rank))));
+    CKPT_ASSIGN_OR_RETURN(written,
+                          HasFile(*store_.storage(), StrCat("blobs/", part.PathOf(rank.rank))));
   }
   if (!written) {
     std::erase_if(names.parts, [&](const std::string& path) {
@@ -222,8 +221,7 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
     FaultPoint();
   }
   part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
-  const Status published =
-      PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
+  const Status published = PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
   FaultPoint();
   return IsThere(published) ? Status() : published;  // an earlier try's
 }
@@ -299,8 +297,7 @@ Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
     const std::string path = OutcomeName(name);
     CKPT_ASSIGN_OR_RETURN(const std::string text,
                           ReadWhole(*store_.storage(), path, kRecordMaxBytes));
-    CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome,
-                          ParseOutcome(text, *ParseCommitName(path)));
+    CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome, ParseOutcome(text, *ParseCommitName(path)));
     if (!outcome.manifest) return Dropped(name, names, outcome);
   }
   return Waiting(name, names, later, publish);
@@ -389,8 +386,8 @@ Result<AttemptNews> WorldCommit::Publish(const AttemptName& name,
                 "another build of ckptfs began to publish this step; that build has to finish it");
   }
   AttemptNews news;
-  CKPT_ASSIGN_OR_RETURN(news.record, store_.Publish(name.run, model, rendered,
-                                                    StrCat(home, "/", first.step), home));
+  CKPT_ASSIGN_OR_RETURN(
+      news.record, store_.Publish(name.run, model, rendered, StrCat(home, "/", first.step), home));
   FaultPoint();
   const AttemptDone done{node(), news.record->id, rendered.manifest};
   const Status told = PublishText(*store_.storage(), DoneName(name), RenderDone(done));

@@ -34,9 +34,9 @@
 
 #include "core/base/result.h"
 #include "core/commit/kept_files.h"
+#include "core/model/step_model.h"
 #include "core/records/commit_records.h"
 #include "core/records/node_presence.h"
-#include "core/model/step_model.h"
 #include "core/store/store.h"
 
 namespace ckptfs {
@@ -51,13 +51,13 @@ struct JobWorld {
 struct AttemptNews {
   enum class State { kWaiting, kDurable, kDropped };
   State state = State::kWaiting;
-  bool whole = false;                // kWaiting: only to be published
-  std::set<uint32_t> missing;        // kWaiting: ranks whose parts are not there
-  std::set<uint32_t> passed;         // of them, those that are in a later save already
+  bool whole = false;                  // kWaiting: only to be published
+  std::set<uint32_t> missing;          // kWaiting: ranks whose parts are not there
+  std::set<uint32_t> passed;           // of them, those that are in a later save already
   std::map<uint64_t, uint64_t> later;  // attempts of such saves, and their steps
-  std::optional<StepRecord> record;  // kDurable, unless the step is gone again
-  bool published = false;            // kDurable: by this call
-  std::string why;                   // kDropped
+  std::optional<StepRecord> record;    // kDurable, unless the step is gone again
+  bool published = false;              // kDurable: by this call
+  std::string why;                     // kDropped
 };
 
 class WorldCommit {
@@ -70,8 +70,8 @@ class WorldCommit {
   ~WorldCommit();
 
   // Says that this daemon has those ranks of a job (more than before, or the same), and finds
-  // the others, of daemons that work.  kExists if one of them has a rank of the same number of another life,
-  // or of another world.  The host is filled in.
+  // the others, of daemons that work.  kExists if one of them has a rank of the same number of
+  // another life, or of another world.  The host is filled in.
   Result<JobWorld> Join(NodeRanks mine);
   void Leave(const std::string& run, const std::string& job);
 
@@ -137,11 +137,11 @@ class WorldCommit {
   Store& store_;
   const ModelOf model_of_;
   PresenceSaid said_;
-  std::map<Job, NodeRanks> joined_;                       // the ranks that were said last
+  std::map<Job, NodeRanks> joined_;  // the ranks that were said last
   std::map<Job, std::shared_ptr<const void>> joined_holds_;
-  std::map<std::string, PreparedPart> parts_;             // parts that were read, by path
-  std::map<std::string, Left> left_;                      // by the attempt's prefix
-  std::map<std::string, Clock::time_point> outcomes_;     // drops of ours, since when
+  std::map<std::string, PreparedPart> parts_;          // parts that were read, by path
+  std::map<std::string, Left> left_;                   // by the attempt's prefix
+  std::map<std::string, Clock::time_point> outcomes_;  // drops of ours, since when
 };
 
 // A rank's file of a part, as CopyOwnedBlob takes it.

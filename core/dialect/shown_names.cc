@@ -76,7 +76,8 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
   const std::string token = layout.naming == Naming::kPipe ? "pipe" : "plain";
   if (step.family.empty()) {
     return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("naming '", token, "' needs a family with rename rules, and the step was "
+                      StrCat("naming '", token,
+                             "' needs a family with rename rules, and the step was "
                              "adopted with none")}
                     .Needing("adopt with --family NAME or FILE"));
   }
@@ -86,10 +87,12 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
   }
   const Family* family = families == nullptr ? nullptr : families->Find(step.family);
   if (family == nullptr) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("naming '", token, "': the step was adopted before the rules of its "
-                             "family '", step.family, "' were kept with it")}
-                    .Needing("adopt it again"));
+    return Fail(
+        Error{ErrorCode::kUnsupported, StrCat("naming '", token,
+                                              "': the step was adopted before the rules of its "
+                                              "family '",
+                                              step.family, "' were kept with it")}
+            .Needing("adopt it again"));
   }
   return Rename(step, layout.naming, *family);
 }

@@ -157,8 +157,9 @@ Status Export::LoadJournal(std::string_view identity, const std::string& path) {
   std::string owner;
   std::getline(in, owner);
   if (line != kMagic || owner != identity) {
-    return Fail(Error{ErrorCode::kExists, StrCat(destination_, ": holds an export of '", owner, "'")}
-                    .Needing("choose an empty directory"));
+    return Fail(
+        Error{ErrorCode::kExists, StrCat(destination_, ": holds an export of '", owner, "'")}
+            .Needing("choose an empty directory"));
   }
   while (std::getline(in, line) && !in.eof()) {  // a line without its end was cut off
     std::istringstream words(line);
@@ -315,8 +316,9 @@ Result<PlanPtr> Export::PlanOf(size_t target) {
     const Target& file = targets_[target];
     CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
     if (plan.size() != file.size) {
-      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": the plan does not have the "
-                                                               "listed size"));
+      return Fail(ErrorCode::kInternal, StrCat(file.view_path,
+                                               ": the plan does not have the "
+                                               "listed size"));
     }
     return plans_.Insert(target, std::make_shared<const Plan>(std::move(plan)));
   });
@@ -351,7 +353,8 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
 std::string LacksOf(const Target& target) {
   std::error_code code;
   struct stat info {};
-  if (::lstat(target.path.c_str(), &info) != 0) return StrCat("'", target.view_path, "' is missing");
+  if (::lstat(target.path.c_str(), &info) != 0)
+    return StrCat("'", target.view_path, "' is missing");
   if (!target.link.empty()) {
     return stdfs::read_symlink(target.path, code) == target.link
                ? ""

@@ -22,8 +22,8 @@
 #include <string_view>
 
 #include "core/base/result.h"
-#include "core/blob/blob_reader.h"
 #include "core/base/work_list.h"
+#include "core/blob/blob_reader.h"
 #include "core/view/view_set.h"
 
 namespace ckptfs {

@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::chrono::seconds kPoll{10};  // whatever may or may not be heard
 constexpr std::chrono::milliseconds kBreath{200};
-constexpr int kBusy = 10;                  // looking takes at most one part in so many of a processor
-constexpr size_t kMaxFiles = 100'000;      // of a step whose files' times are looked at
-constexpr size_t kMaxGrowing = 64;         // files of a step that only become longer
+constexpr int kBusy = 10;              // looking takes at most one part in so many of a processor
+constexpr size_t kMaxFiles = 100'000;  // of a step whose files' times are looked at
+constexpr size_t kMaxGrowing = 64;     // files of a step that only become longer
 constexpr std::chrono::seconds kSurelyOld{60};  // by the clock of the files' machine
 
 void AppendEntry(std::string& text, const std::string& path, const FileStamp& stamp) {
@@ -70,7 +70,8 @@ std::vector<uint64_t> HashesOf(const std::map<std::string, FileStamp>& files) {
   return out;
 }
 
-std::shared_ptr<const std::set<std::string>> NamesOf(const std::map<std::string, FileStamp>& files) {
+std::shared_ptr<const std::set<std::string>> NamesOf(
+    const std::map<std::string, FileStamp>& files) {
   std::set<std::string> out;
   for (const auto& [path, _] : files) out.insert(path);
   return std::make_shared<const std::set<std::string>>(std::move(out));
@@ -114,10 +115,7 @@ struct Follower::Files {
 };
 
 Follower::Follower(Store& store, std::string directory, Sources sources, Options options)
-    : store_(store),
-      directory_(std::move(directory)),
-      sources_(sources),
-      options_([&] {
+    : store_(store), directory_(std::move(directory)), sources_(sources), options_([&] {
         options.adopt.refresh = options.adopt.ownership == Ownership::kReference;
         return std::move(options);
       }()) {}
@@ -182,8 +180,10 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     if (before->second == stamp) continue;
     // One that is written, for the first time or anew, is empty first, or as long as it was.
     const FileStamp& was = before->second;
-    if (was.size == 0 || names.IsSaved(path) || names.IsTemporary(LastComponent(path))) return false;
-    if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path)) return false;
+    if (was.size == 0 || names.IsSaved(path) || names.IsTemporary(LastComponent(path)))
+      return false;
+    if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path))
+      return false;
     if (known.adopted() && !known.growing.contains(path)) return false;
     grown.insert(path);
   }
@@ -193,7 +193,8 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
   return known.growing.size() <= kMaxGrowing;
 }
 
-Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now) const {
+Follower::Change Follower::ChangeOf(const Known& known,
+                                    const std::map<std::string, FileStamp>& now) const {
   Change change = Change::kNone;
   for (const auto& [path, stamp] : now) {
     if (std::ranges::binary_search(known.taken, HashOfFile(path, stamp))) continue;
@@ -203,7 +204,8 @@ Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::stri
   return change;
 }
 
-bool Follower::Note(const StepCandidate& step, Known& known, const Files& files, Time now, Seen& seen) {
+bool Follower::Note(const StepCandidate& step, Known& known, const Files& files, Time now,
+                    Seen& seen) {
   const bool same = !known.id.empty() && known.stamp == files.digest;
   // By names, sizes and times, whatever clock these are of.
   const Change change = same              ? Change::kNone
@@ -251,8 +253,9 @@ Follower::Time Follower::Visit(const FoundStep& found, Known& known, Time now, S
   SaveState state = taken ? SaveState() : StateOf(found, known);
   const std::optional<Time> until = taken ? std::nullopt : Wait(state, grew, known, now);
   if (until) return *until;
-  const Status closed =
-      options_.adopt.check ? CheckNoWriter(*step.root, files->stamps, options_.adopt.hints.names) : Status();
+  const Status closed = options_.adopt.check
+                            ? CheckNoWriter(*step.root, files->stamps, options_.adopt.hints.names)
+                            : Status();
   if (!closed) {
     known.why = closed.error().message;
     return now + options_.retry;
@@ -266,7 +269,8 @@ Follower::Time Follower::Visit(const FoundStep& found, Known& known, Time now, S
   return known.due;
 }
 
-std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, Known& known, Time now) const {
+std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, Known& known,
+                                             Time now) const {
   if (state.phase == SavePhase::kResaved) {
     known.why = StrCat("the step is being rewritten: ", LastComponent(known.last),
                        ", which is written last, still belongs to the previous save");
@@ -281,10 +285,12 @@ std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, 
   if (known.due == Time()) {
     known.why = last           ? "the file that its save writes last is missing"
                 : part.empty() ? "the step is being written"
-                               : StrCat(part, ": a copy is writing this partial file, or left it "
-                                              "behind");
+                               : StrCat(part,
+                                        ": a copy is writing this partial file, or left it "
+                                        "behind");
   }
-  const Time until = known.since + (part.empty() ? QuietOf(known, state.phase) : options_.missing_quiet);
+  const Time until =
+      known.since + (part.empty() ? QuietOf(known, state.phase) : options_.missing_quiet);
   return until > now ? std::optional(until) : std::nullopt;
 }
 
@@ -302,9 +308,10 @@ void Follower::Withdraw(const StepCandidate& step, Known& known, Seen& seen) {
     if (removed.error().code != ErrorCode::kNotFound) seen.said.push_back(removed.error().message);
     return;
   }
-  seen.said.push_back(StrCat(step.id, " is being written again: nothing proved that its save was "
-                                      "over when it "
-                                      "was adopted; the step is withdrawn until it is whole"));
+  seen.said.push_back(StrCat(step.id,
+                             " is being written again: nothing proved that its save was "
+                             "over when it "
+                             "was adopted; the step is withdrawn until it is whole"));
   seen.withdrawn.push_back(*std::exchange(known.provisional, std::nullopt));
 }
 
@@ -340,7 +347,8 @@ void Follower::Take(FoundStep found, SaveState state, Known& known, Time now, Se
   const bool rested = now - known.since >= options_.unsealed_quiet;
   options.refuse_blank = options.check && !(sealed && rested);
   for (const std::string& path : known.growing) {
-    if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
+    if (const auto at = known.files.find(path); at != known.files.end())
+      options.growing.insert(at->second.inode);
   }
   // As it was before it was read: a save that begins meanwhile changes it.
   const std::string last = state.last;
@@ -407,18 +415,20 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
       seen.said.push_back(StrCat(known.id, " disappeared before it could be adopted: ", known.why));
     }
     // It was whole, as far as that can be told of one that its tool has left.
-    const bool rested = !known.adopted() && !known.files.empty() && now - known.since >= options_.quiet;
+    const bool rested =
+        !known.adopted() && !known.files.empty() && now - known.since >= options_.quiet;
     if (gone && rested) before_ = NamesOf(known.files);
-    if (gone && known.provisional && known.adopted()) Confirm(known, seen);  // its tool had finished it
+    if (gone && known.provisional && known.adopted())
+      Confirm(known, seen);  // its tool had finished it
     if (gone) {
       it = known_.erase(it);
       continue;
     }
     const bool waits = !known.adopted() && !known.refused() && known.state != State::kLeftBehind;
-    const bool earlier = Order(known.iteration, known.mtime_ns) < newest_.order ||
-                         (newest_.life > 0 && known.mtime_ns < newest_.order.second);  // of a life before
-    if (waits && earlier &&
-        now - known.since >= options_.unsealed_quiet) {
+    const bool earlier =
+        Order(known.iteration, known.mtime_ns) < newest_.order ||
+        (newest_.life > 0 && known.mtime_ns < newest_.order.second);  // of a life before
+    if (waits && earlier && now - known.since >= options_.unsealed_quiet) {
       seen.said.push_back(StrCat(known.id, " was left behind unfinished: ", known.why));
       known.state = State::kLeftBehind;
     }
@@ -430,13 +440,18 @@ Follower::Idle Follower::IdleOf(const ScanResult& found) const {
   if (newest_ != Newest()) return {};
   if (const std::vector<Waiting> steps = waiting(); !steps.empty()) {
     if (steps.front().refused) {
-      return {StrCat(directory_, ": nothing is adopted yet: ", steps.front().id, ": ", steps.front().why)};
+      return {StrCat(directory_, ": nothing is adopted yet: ", steps.front().id, ": ",
+                     steps.front().why)};
     }
-    return {StrCat(directory_, ": waits for the first step: ", steps.front().id, ": ", steps.front().why)};
+    return {StrCat(directory_, ": waits for the first step: ", steps.front().id, ": ",
+                   steps.front().why)};
   }
   if (!found.unread.empty()) {
-    return {StrCat(found.unread.front().message, "; nothing of it is adopted: convert it, or follow a "
-                   "directory in which steps of ", FormatNames(sources_), " are saved"), true};
+    return {StrCat(found.unread.front().message,
+                   "; nothing of it is adopted: convert it, or follow a "
+                   "directory in which steps of ",
+                   FormatNames(sources_), " are saved"),
+            true};
   }
   if (!pointer_.empty()) return {StrCat(directory_, ": waits for the first step: ", pointer_)};
   const auto place = PlaceOf(directory_);

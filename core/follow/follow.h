@@ -3,11 +3,12 @@
 // Follower adopts the steps of a directory in which a job saves, each once nobody writes it
 // any more.  How long it waits follows from how far the save is (SavePhase):
 //
-//   sealed              nothing of the step changed for `quiet`; or, while files of which nothing is
+//   sealed              nothing of the step changed for `quiet`; or, while files of which nothing
+//   is
 //                       read (a log) only become longer, nothing else for `unsealed_quiet`
 //   provisional         for `unsealed_quiet`
-//   all but last        for `missing_quiet`; so for any in which a part of a file is (".NAME.partial")
-//   begun, saved again  it is not taken
+//   all but last        for `missing_quiet`; so for any in which a part of a file is
+//   (".NAME.partial") begun, saved again  it is not taken
 //
 // Nor is a step taken while a process has a file of it open for writing, or while bytes of one
 // were never written (core/io/write_traces.h), unless it is sealed.  Then it has to parse and
@@ -22,7 +23,8 @@
 // A step that is written again under its name after that is another attempt; where its files are
 // not the store's own it takes the place of the first, whose bytes are gone.
 //
-// It looks when it is told to and has no clock or thread of its own (mount/daemon/follow_service.h has).
+// It looks when it is told to and has no clock or thread of its own (mount/daemon/follow_service.h
+// has).
 //
 // Thread safety: Look by one thread at a time.
 // Lifetime: store and sources must outlive it.
@@ -64,9 +66,9 @@ class Follower {
   struct Seen {
     std::vector<StepRecord> adopted;    // by iteration
     std::vector<StepRecord> withdrawn;  // provisional ones that are written again
-    std::vector<std::string> said;    // each once, for the log
-    Time next;                        // to look again, should nothing be heard before
-    Time earliest;                    // whatever is heard: looking must not keep a machine busy
+    std::vector<std::string> said;      // each once, for the log
+    Time next;                          // to look again, should nothing be heard before
+    Time earliest;                      // whatever is heard: looking must not keep a machine busy
   };
 
   // One that is not adopted.
@@ -106,7 +108,8 @@ class Follower {
   //
   //   when                                    was                           is
   //   its files change                        any                           kWritten
-  //   it is due, and is adopted               kWritten, kRetried, ...Behind kAdopted, or kProvisional
+  //   it is due, and is adopted               kWritten, kRetried, ...Behind kAdopted, or
+  //   kProvisional
   //      and is malformed                     the same                      kCutOff
   //      and is refused; for what may pass    the same                      kRefused; kRetried
   //      and changes while it is read         the same                      kWritten
@@ -137,8 +140,8 @@ class Follower {
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
     std::set<std::string> read;              // files that grew, and are not logs
-    std::vector<uint64_t> taken;  // hashes of its files when it was adopted; sorted
-    std::string last;             // the last file of the save that was adopted, as it was
+    std::vector<uint64_t> taken;             // hashes of its files when it was adopted; sorted
+    std::string last;  // the last file of the save that was adopted, as it was
     std::optional<uint64_t> last_hash;
     std::optional<StepRecord> provisional;  // its record in the store, which may have to go
 
@@ -187,7 +190,7 @@ class Follower {
   Idle idle_;
   bool first_ = true;
   StepNotices notices_;
-  std::string unproven_;  // Adopted::unproven, of the last step
+  std::string unproven_;                                 // Adopted::unproven, of the last step
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time

@@ -33,8 +33,13 @@ class AtomBlocks {
   Status Read(uint64_t first, std::span<std::byte> out) const;
 
  private:
-  AtomBlocks(const StepModel& model, BlobReader& blobs, Plan plan, uint32_t width, uint64_t elements)
-      : model_(&model), blobs_(&blobs), plan_(std::move(plan)), width_(width), elements_(elements) {}
+  AtomBlocks(const StepModel& model, BlobReader& blobs, Plan plan, uint32_t width,
+             uint64_t elements)
+      : model_(&model),
+        blobs_(&blobs),
+        plan_(std::move(plan)),
+        width_(width),
+        elements_(elements) {}
   const StepModel* model_;
   BlobReader* blobs_;
   Plan plan_;

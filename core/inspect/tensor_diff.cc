@@ -28,7 +28,8 @@ void DiffNumbers(std::span<const V> a, std::span<const V> b, const Tolerance& to
       ++diff.beyond;
       continue;
     }
-    const WideNumber away = std::fabs(static_cast<WideNumber>(a[i]) - static_cast<WideNumber>(b[i]));
+    const WideNumber away =
+        std::fabs(static_cast<WideNumber>(a[i]) - static_cast<WideNumber>(b[i]));
     const WideNumber size = std::fabs(static_cast<WideNumber>(b[i]));
     diff.max_abs = std::max(diff.max_abs, away);
     if (size > 0) diff.max_rel = std::max(diff.max_rel, away / size);
@@ -176,12 +177,17 @@ Status Comparison::List(const Wanted& wanted) {
     const Atom& atom = a_.model->atoms[i];
     const std::string name = name_of(*a_.model, atom);
     const auto also = aliases.find(atom.parameter);
-    const auto other = theirs.Find(
-        name, also == aliases.end() ? std::vector<std::string>() : also->second, atom);
+    const auto other =
+        theirs.Find(name, also == aliases.end() ? std::vector<std::string>() : also->second, atom);
     if (other) met[static_cast<uint32_t>(*other)] = 1;
     if (wanted && !wanted(name, atom.kind)) continue;
-    AtomDiff diff{AtomDiff::Kind::kSame, name, atom.optimizer, atom.kind,
-                  AtomIndex{static_cast<uint32_t>(i)}, other, {}};
+    AtomDiff diff{AtomDiff::Kind::kSame,
+                  name,
+                  atom.optimizer,
+                  atom.kind,
+                  AtomIndex{static_cast<uint32_t>(i)},
+                  other,
+                  {}};
     if (other) {
       CKPT_RETURN_IF_ERROR(AddPair(std::move(diff)));
       continue;
@@ -193,8 +199,13 @@ Status Comparison::List(const Wanted& wanted) {
     const Atom& atom = b_.model->atoms[i];
     const std::string name = name_of(*b_.model, atom);
     if (met[i] != 0 || (wanted && !wanted(name, atom.kind))) continue;
-    diffs_.push_back({AtomDiff::Kind::kAdded, name, atom.optimizer, atom.kind, std::nullopt,
-                      AtomIndex{static_cast<uint32_t>(i)}, {}});
+    diffs_.push_back({AtomDiff::Kind::kAdded,
+                      name,
+                      atom.optimizer,
+                      atom.kind,
+                      std::nullopt,
+                      AtomIndex{static_cast<uint32_t>(i)},
+                      {}});
   }
   return {};
 }
@@ -203,7 +214,8 @@ Result<uint64_t> Comparison::Compare(size_t number) {
   const Block& block = blocks_[number];
   const AtomDiff& diff = diffs_[block.diff];
   const auto read = [&](const StepRef& step, AtomIndex atom) -> Result<std::vector<std::byte>> {
-    CKPT_ASSIGN_OR_RETURN(const AtomBlocks blocks, AtomBlocks::Open(*step.model, *step.blobs, atom));
+    CKPT_ASSIGN_OR_RETURN(const AtomBlocks blocks,
+                          AtomBlocks::Open(*step.model, *step.blobs, atom));
     std::vector<std::byte> bytes(block.elements * blocks.width());
     const Status done = blocks.Read(block.first, bytes);
     if (!done) return Fail(Error(done.error()).WithContext(diff.name));
@@ -211,8 +223,8 @@ Result<uint64_t> Comparison::Compare(size_t number) {
   };
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::byte> mine, read(a_, *diff.a));
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::byte> theirs, read(b_, *diff.b));
-  parts_[number] = DiffOf(a_.model->atom(*diff.a).dtype, mine, b_.model->atom(*diff.b).dtype, theirs,
-                          tolerance_, block.first);
+  parts_[number] = DiffOf(a_.model->atom(*diff.a).dtype, mine, b_.model->atom(*diff.b).dtype,
+                          theirs, tolerance_, block.first);
   return mine.size() + theirs.size();
 }
 
@@ -224,7 +236,8 @@ Result<std::vector<AtomDiff>> Comparison::Run(const JobOptions& options) {
   CKPT_RETURN_IF_ERROR(b_.blobs->CheckOpen());
   for (size_t i = 0; i < blocks_.size(); ++i) Append(diffs_[blocks_[i].diff].values, parts_[i]);
   for (AtomDiff& diff : diffs_) {
-    if (diff.kind == AtomDiff::Kind::kSame && diff.values.bits > 0) diff.kind = AtomDiff::Kind::kChanged;
+    if (diff.kind == AtomDiff::Kind::kSame && diff.values.bits > 0)
+      diff.kind = AtomDiff::Kind::kChanged;
   }
   return std::move(diffs_);
 }

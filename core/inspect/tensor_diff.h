@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/base/work_list.h"
 #include "core/blob/blob_reader.h"
 #include "core/inspect/tensor_values.h"
-#include "core/base/work_list.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -54,7 +54,7 @@ ValueDiff DiffOf(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
 struct AtomDiff {
   enum class Kind : uint8_t { kSame, kChanged, kAdded, kRemoved, kReshaped, kRetyped };
   Kind kind = Kind::kSame;
-  std::string name;       // as the first step spells it, or the second what the first lacks
+  std::string name;  // as the first step spells it, or the second what the first lacks
   std::string optimizer;
   std::string atom_kind;
   std::optional<AtomIndex> a, b;

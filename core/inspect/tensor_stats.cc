@@ -109,7 +109,8 @@ void TensorStats::Append(const TensorStats& other) {
 }
 
 TensorStats StatsOf(DType dtype, std::span<const std::byte> bytes) {
-  return NeedsWide(dtype) ? StatsOfBytes<WideNumber>(dtype, bytes) : StatsOfBytes<double>(dtype, bytes);
+  return NeedsWide(dtype) ? StatsOfBytes<WideNumber>(dtype, bytes)
+                          : StatsOfBytes<double>(dtype, bytes);
 }
 
 Result<std::vector<TensorStats>> StatsOfAtoms(const StepModel& model, BlobReader& blobs,
@@ -128,7 +129,8 @@ Result<std::vector<TensorStats>> StatsOfAtoms(const StepModel& model, BlobReader
   const auto work = [&](size_t i) -> Result<uint64_t> {
     const Block& block = blocks[i];
     const Atom& atom = model.atom(atoms[block.atom]);
-    CKPT_ASSIGN_OR_RETURN(const AtomBlocks reader, AtomBlocks::Open(model, blobs, atoms[block.atom]));
+    CKPT_ASSIGN_OR_RETURN(const AtomBlocks reader,
+                          AtomBlocks::Open(model, blobs, atoms[block.atom]));
     std::vector<std::byte> buffer(block.elements * reader.width());
     const Status read = reader.Read(block.first, buffer);
     if (!read) {

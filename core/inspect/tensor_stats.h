@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/base/work_list.h"
 #include "core/blob/blob_reader.h"
 #include "core/inspect/tensor_values.h"
-#include "core/base/work_list.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {

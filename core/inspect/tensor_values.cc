@@ -41,7 +41,8 @@ Table SmallFloats(int mantissa_bits, int bias, Special special) {
 
 Table Powers() {  // E8M0
   Table table{};
-  for (int code = 0; code < 255; ++code) table[static_cast<size_t>(code)] = std::ldexp(1.0, code - 127);
+  for (int code = 0; code < 255; ++code)
+    table[static_cast<size_t>(code)] = std::ldexp(1.0, code - 127);
   table[255] = kNaN;
   return table;
 }
@@ -81,7 +82,8 @@ void LoadSmall(const Table& table, std::span<const std::byte> bytes, std::span<V
 template <class V>
 void LoadHalf(DType dtype, std::span<const std::byte> bytes, std::span<V> numbers) {
   std::vector<float> wide(numbers.size());
-  FindCast(dtype, DType::kF32)(bytes.data(), reinterpret_cast<std::byte*>(wide.data()), wide.size());
+  FindCast(dtype, DType::kF32)(bytes.data(), reinterpret_cast<std::byte*>(wide.data()),
+                               wide.size());
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<V>(wide[i]);
 }
 

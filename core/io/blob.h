@@ -43,14 +43,14 @@ struct Blob {
   uint32_t root = 0;  // into StepModel::roots; roots are mapped per mount
   std::string path;   // relative to the root; never absolute, never with ".."
   BlobStamp stamp;
-  Digest fingerprint;      // of some blocks (core/blob/fingerprint.h)
-  Digest content;          // of all bytes; zero until verify or compact
-  uint32_t mode = 0;       // st_mode permission bits when adopted
+  Digest fingerprint;  // of some blocks (core/blob/fingerprint.h)
+  Digest content;      // of all bytes; zero until verify or compact
+  uint32_t mode = 0;   // st_mode permission bits when adopted
   uint32_t uid = 0;
   uint32_t gid = 0;
-  bool store_owned = false;  // in the store's own blob directory
-  bool side = false;         // copies of small pieces (core/model/side_blob.h)
-  Digest frame;            // of what lies between its records (core/blob/frame.h); zero: none
+  bool store_owned = false;    // in the store's own blob directory
+  bool side = false;           // copies of small pieces (core/model/side_blob.h)
+  Digest frame;                // of what lies between its records (core/blob/frame.h); zero: none
   uint64_t chunk_bytes = 0;    // 0: no digests of chunks
   std::vector<Digest> chunks;  // of every chunk_bytes of it, the last may be shorter
 

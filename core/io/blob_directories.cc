@@ -110,8 +110,7 @@ Result<std::vector<std::string>> NamesIn(const std::string& path, bool directori
   errno = 0;
   while (const dirent* const entry = readdir(stream.get())) {
     struct stat info {};
-    const bool there =
-        fstatat(dirfd(stream.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0;
+    const bool there = fstatat(dirfd(stream.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0;
     if (there && (directories ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode))) {
       names.emplace_back(entry->d_name);
     }
@@ -196,12 +195,12 @@ Result<std::vector<std::string>> ListBlobDirectories(const std::string& store) {
 uint64_t BytesOfBlobDirectory(const std::string& store, const std::string& directory) {
   uint64_t bytes = 0;
   (void)WalkBelow(StrCat(store, "/blobs/", directory),
-             [&](int, const char*, const struct stat& info) -> Status {
-               if (S_ISREG(info.st_mode) && info.st_nlink == 1) {
-                 bytes += static_cast<uint64_t>(info.st_size);
-               }
-               return {};
-             });
+                  [&](int, const char*, const struct stat& info) -> Status {
+                    if (S_ISREG(info.st_mode) && info.st_nlink == 1) {
+                      bytes += static_cast<uint64_t>(info.st_size);
+                    }
+                    return {};
+                  });
   return bytes;
 }
 
@@ -217,10 +216,11 @@ Status RemoveBlobDirectory(const std::string& store, const std::string& director
     CKPT_RETURN_IF_ERROR(SyncPath(blobs));
     path = std::move(aside);
   }
-  CKPT_RETURN_IF_ERROR(WalkBelow(path, [](int at, const char* name, const struct stat& info) -> Status {
-    if (unlinkat(at, name, S_ISDIR(info.st_mode) ? AT_REMOVEDIR : 0) == 0) return {};
-    return Fail(ErrnoError(errno, name));
-  }));
+  CKPT_RETURN_IF_ERROR(
+      WalkBelow(path, [](int at, const char* name, const struct stat& info) -> Status {
+        if (unlinkat(at, name, S_ISDIR(info.st_mode) ? AT_REMOVEDIR : 0) == 0) return {};
+        return Fail(ErrnoError(errno, name));
+      }));
   if (rmdir(path.c_str()) != 0) return Fail(ErrnoError(errno, path));
   return SyncPath(blobs);
 }

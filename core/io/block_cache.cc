@@ -28,7 +28,8 @@ void SortBlocks(std::vector<BlockCache::BlockId>& ids) {
 }
 
 size_t FindBlock(std::span<const BlockCache::BlockId> ids, const BlockCache::BlockId& id) {
-  return static_cast<size_t>(std::lower_bound(ids.begin(), ids.end(), id, InFileOrder) - ids.begin());
+  return static_cast<size_t>(std::lower_bound(ids.begin(), ids.end(), id, InFileOrder) -
+                             ids.begin());
 }
 
 BlockCache::BlockCache(const Options& options)
@@ -138,7 +139,8 @@ Status BlockCache::Read(const Source& source, uint64_t offset, std::span<std::by
   while (!out.empty()) {
     const size_t length = std::min<uint64_t>(out.size(), kReadWindow);
     ids.clear();
-    for (uint64_t k = offset / block_; k * block_ < offset + length; ++k) ids.push_back({&source, k});
+    for (uint64_t k = offset / block_; k * block_ < offset + length; ++k)
+      ids.push_back({&source, k});
     CKPT_ASSIGN_OR_RETURN(const std::vector<Block> blocks, Get(ids));
     for (size_t i = 0, done = 0; i < ids.size(); ++i) {
       const uint64_t within = i == 0 ? offset % block_ : 0;

@@ -106,7 +106,8 @@ class BlockCache {
 
   static Key KeyOf(const BlockId& id) { return {id.source->key, id.index}; }
   // Starts fetching block `id` if nobody is: joins it to `runs`.
-  std::shared_future<Result<Block>> Start(const BlockId& id, std::vector<std::shared_ptr<Run>>& runs);
+  std::shared_future<Result<Block>> Start(const BlockId& id,
+                                          std::vector<std::shared_ptr<Run>>& runs);
   void Fetch(Run& run);
   void Post(std::vector<std::shared_ptr<Run>> runs);
 

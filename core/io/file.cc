@@ -15,8 +15,8 @@ Status File::ReadAt(uint64_t offset, std::span<std::byte> out) const {
 Result<std::string> File::Read(uint64_t offset, uint64_t length, std::string_view what) const {
   if (!RangeInside(offset, length, size_)) {
     return Fail(ErrorCode::kInvalid,
-                StrCat(what, " (bytes ", offset, " and ", length, " on) lies beyond the end of the ",
-                       size_, "-byte file"));
+                StrCat(what, " (bytes ", offset, " and ", length,
+                       " on) lies beyond the end of the ", size_, "-byte file"));
   }
   std::string bytes(length, '\0');
   Status read = ReadAt(offset, std::as_writable_bytes(std::span(bytes)));

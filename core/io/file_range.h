@@ -61,8 +61,8 @@ class FileRange {
  private:
   tl::unexpected<Error> Beyond(uint64_t offset, uint64_t length, std::string_view what) const {
     return Fail(ErrorCode::kInvalid,
-                StrCat(what, " (bytes ", offset, " and ", length, " on) lies beyond the end of the ",
-                       size_, "-byte file"));
+                StrCat(what, " (bytes ", offset, " and ", length,
+                       " on) lies beyond the end of the ", size_, "-byte file"));
   }
   FileRange(const File& file, uint64_t begin, uint64_t size)
       : file_(file), begin_(begin), size_(size) {}

@@ -72,9 +72,9 @@ Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follo
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
     if (entries.size() == most) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat(path, ": more than ", most, " entries; ckptfs does not look into such a "
-                                                     "directory"));
+      return Fail(ErrorCode::kUnsupported, StrCat(path, ": more than ", most,
+                                                  " entries; ckptfs does not look into such a "
+                                                  "directory"));
     }
     auto described = EntryOf(::dirfd(handle.get()), *entry, follow);
     if (!described) return Fail(std::move(described).error().WithContext(path));

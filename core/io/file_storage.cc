@@ -43,9 +43,9 @@ Status CheckTrusted(int fd, const std::string& path) {
     why = "; its group or others may write it (chmod go-w)";
   }
   if (why == nullptr) return {};
-  return Fail(ErrorCode::kPermission, StrCat(path, " belongs to user ", status.st_uid, why,
-                                             ": not trusted as part of a store of user ",
-                                             geteuid()));
+  return Fail(ErrorCode::kPermission,
+              StrCat(path, " belongs to user ", status.st_uid, why,
+                     ": not trusted as part of a store of user ", geteuid()));
 }
 
 // Opens an object without following a link; every directory on the way, and what

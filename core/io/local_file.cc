@@ -24,8 +24,7 @@ constexpr size_t kFew = 2;                    // requests for which asking first
 size_t ReadCached(int file, std::span<const ReadRequest> requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
     const iovec out{requests[i].out.data(), requests[i].out.size()};
-    const ssize_t n =
-        preadv2(file, &out, 1, static_cast<off_t>(requests[i].offset), RWF_NOWAIT);
+    const ssize_t n = preadv2(file, &out, 1, static_cast<off_t>(requests[i].offset), RWF_NOWAIT);
     if (n < 0 || static_cast<size_t>(n) < out.iov_len) return i;
   }
   return requests.size();

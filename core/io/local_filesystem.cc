@@ -13,9 +13,9 @@ namespace ckptfs {
 namespace {
 
 constexpr std::array<int64_t, 8> kLocal = {
-    EXT4_SUPER_MAGIC,  XFS_SUPER_MAGIC,       BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
-    F2FS_SUPER_MAGIC,  OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1,        // ZFS
-    0xCA451A4E};                                                  // bcachefs
+    EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,       BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
+    F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1,  // ZFS
+    0xCA451A4E};                                          // bcachefs
 
 bool IsLocal(const struct statfs& info) {
   const auto type = static_cast<int64_t>(info.f_type) & 0xFFFFFFFF;

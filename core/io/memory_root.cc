@@ -25,7 +25,8 @@ namespace {
 using Rope = MemoryRoot::Rope;
 
 std::shared_ptr<const Rope> MakeRope(std::vector<std::span<const std::byte>> spans,
-                                     std::shared_ptr<const void> owner, const OwnerAndMode& access) {
+                                     std::shared_ptr<const void> owner,
+                                     const OwnerAndMode& access) {
   static std::atomic<uint64_t> serial{0};
   auto rope = std::make_shared<Rope>();
   std::erase_if(spans, [](const auto& span) { return span.empty(); });
@@ -148,13 +149,13 @@ Result<std::vector<RootEntry>> MemoryRoot::List(std::string_view path) const {
   const std::string folder = path.empty() ? "" : StrCat(path, "/");
   std::vector<RootEntry> entries;
   MutexLock lock(mutex_);
-  for (auto at = files_.lower_bound(folder);
-       at != files_.end() && at->first.starts_with(folder); ++at) {
+  for (auto at = files_.lower_bound(folder); at != files_.end() && at->first.starts_with(folder);
+       ++at) {
     const std::string_view rest = std::string_view(at->first).substr(folder.size());
     const std::string_view name = rest.substr(0, rest.find('/'));
     if (!entries.empty() && entries.back().name == name) continue;
-    entries.push_back({std::string(name), name.size() == rest.size() ? EntryKind::kFile
-                                                                     : EntryKind::kDirectory});
+    entries.push_back(
+        {std::string(name), name.size() == rest.size() ? EntryKind::kFile : EntryKind::kDirectory});
   }
   if (entries.empty() && !path.empty()) return Fail(Missing(*this, path));
   std::sort(entries.begin(), entries.end(),

@@ -28,8 +28,7 @@ Descriptor OpenPlain(int root, const std::string& path, int flags) {
   open_how how{};
   how.flags = static_cast<uint64_t>(flags);
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
-  return Descriptor(static_cast<int>(
-      syscall(SYS_openat2, root, path.c_str(), &how, sizeof(how))));
+  return Descriptor(static_cast<int>(syscall(SYS_openat2, root, path.c_str(), &how, sizeof(how))));
 }
 
 // The kernel met a link, or does not know openat2 (or a sandbox hides it).
@@ -81,7 +80,8 @@ class Walk {
   }
 
   FoundFile Found() {
-    return FoundFile{status_, AccessOfPlace(place_.get(), status_), std::move(searched_), links_ > 0};
+    return FoundFile{status_, AccessOfPlace(place_.get(), status_), std::move(searched_),
+                     links_ > 0};
   }
   // The file itself, still the one of its place.
   Result<OpenedFile> Opened() {
@@ -126,9 +126,8 @@ class Walk {
   Status MayPass(const OwnerAndMode& access, uint32_t bit) const {
     for (const LinkOwner& owner : owners_) {
       if (owner.Passes(access, bit)) continue;
-      return Fail(ErrorCode::kPermission,
-                  StrCat(name_, ": a symbolic link of user ", owner.uid,
-                         " leads to a place that this user may not open"));
+      return Fail(ErrorCode::kPermission, StrCat(name_, ": a symbolic link of user ", owner.uid,
+                                                 " leads to a place that this user may not open"));
     }
     return {};
   }
@@ -179,11 +178,11 @@ class Walk {
   }
 
   const int root_;
-  const std::string name_;           // for messages
-  std::vector<std::string> names_;   // still to go, the next one last
+  const std::string name_;          // for messages
+  std::vector<std::string> names_;  // still to go, the next one last
   Descriptor directory_;
-  Descriptor place_;                 // of the file, once it is found
-  std::string last_;                 // its name in `directory_`
+  Descriptor place_;  // of the file, once it is found
+  std::string last_;  // its name in `directory_`
   struct stat status_ {};
   int links_ = 0;
   std::vector<LinkOwner> owners_;

@@ -31,8 +31,7 @@ Result<SealedMemory> SealedMemory::Make(uint64_t bytes, const std::string& name)
   if (fallocate(descriptor.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
     return Fail(ErrorCode::kExhausted, ErrnoError(errno, name).message);
   }
-  void* const at =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   if (at == MAP_FAILED) return Fail(ErrnoError(errno, name));
   return SealedMemory(std::move(descriptor), static_cast<std::byte*>(at), bytes);
 }

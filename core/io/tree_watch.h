@@ -43,7 +43,7 @@ class TreeWatch {
   Descriptor inotify_;
   Descriptor wake_;
   bool hears_ = false;
-  bool stale_ = true;  // there may be directories that are not watched
+  bool stale_ = true;                      // there may be directories that are not watched
   std::pair<uint64_t, uint64_t> watched_;  // device and inode of the directory
 };
 

@@ -22,8 +22,8 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kMaxHoles = 4096;
-constexpr uint32_t kExtents = 64;     // for one ioctl
-constexpr size_t kMaxRounds = 1024;   // of it
+constexpr uint32_t kExtents = 64;    // for one ioctl
+constexpr size_t kMaxRounds = 1024;  // of it
 constexpr int64_t kZfs = 0x2FC12FC1;
 
 bool MakesHolesOfZeros(int file) {

@@ -108,15 +108,19 @@ Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
     if (atom.dtype != tensor.dtype || atom.shape != tensor.shape) {
       return Refuse("it refers to an atom of another dtype or shape");
     }
-    if (tensor.strides != RowMajorStrides(tensor.shape)) return Refuse("it has other strides than "
-                                                                       "its atom");
+    if (tensor.strides != RowMajorStrides(tensor.shape))
+      return Refuse(
+          "it has other strides than "
+          "its atom");
     return {};
   }
   const std::span<const Blob> blobs = model.blobs;
   const auto blob = static_cast<uint32_t>(tensor.blob);
   if (blob >= blobs.size()) return Refuse("blob index ", blob);
-  if (tensor.strides.size() != tensor.shape.size()) return Refuse("its strides have another rank "
-                                                                  "than its shape");
+  if (tensor.strides.size() != tensor.shape.size())
+    return Refuse(
+        "its strides have another rank "
+        "than its shape");
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
   if (elements == 0) return {};
   uint64_t last = 0;

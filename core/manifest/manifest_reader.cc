@@ -9,12 +9,12 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/state/coverage.h"
-#include "core/model/side_blob.h"
+#include "core/manifest/manifest.h"
 #include "core/manifest/manifest_check.h"
 #include "core/manifest/manifest_format.h"
 #include "core/manifest/manifest_generated.h"
-#include "core/manifest/manifest.h"
+#include "core/model/side_blob.h"
+#include "core/state/coverage.h"
 
 namespace ckptfs {
 namespace {
@@ -273,8 +273,10 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
       (!stages.empty() && stages.back() >= model_.layout.pp)) {
     return Refuse("its source's pipeline stages must rise and stay below ", model_.layout.pp);
   }
-  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("its expert number is out "
-                                                                        "of range");
+  if (table.expert() < -1 || table.expert() > UINT32_MAX)
+    return Refuse(
+        "its expert number is out "
+        "of range");
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();
   if (parameter.expert) {
@@ -396,7 +398,8 @@ Result<Document> Reader::ReadDocument(const fb::Document& table) {
 Status Reader::ReadNames() {
   CKPT_RETURN_IF_ERROR(ReadAll(manifest_.aliases(), model_.aliases, "alias",
                                [this](const fb::Alias& table) -> Result<Alias> {
-                                 CKPT_ASSIGN_OR_RETURN(const auto index, OfModel(table.parameter()));
+                                 CKPT_ASSIGN_OR_RETURN(const auto index,
+                                                       OfModel(table.parameter()));
                                  return Alias{Text(table.name()), index};
                                }));
   CKPT_RETURN_IF_ERROR(ReadAll(manifest_.groups(), model_.groups, "group",

@@ -5,11 +5,11 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "core/model/read_blobs.h"
-#include "core/model/side_blob.h"
+#include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
 #include "core/manifest/manifest_generated.h"
-#include "core/manifest/manifest.h"
+#include "core/model/read_blobs.h"
+#include "core/model/side_blob.h"
 
 namespace ckptfs {
 namespace {
@@ -54,9 +54,8 @@ class Writer {
     return builder_.CreateVector(offsets);
   }
   VectorOffset<Offset<fb::Text>> Texts(const std::vector<std::string>& texts) {
-    return Tables<fb::Text>(texts, [this](const std::string& text) {
-      return fb::CreateText(builder_, Bytes(text));
-    });
+    return Tables<fb::Text>(
+        texts, [this](const std::string& text) { return fb::CreateText(builder_, Bytes(text)); });
   }
 
   std::string_view Write(std::span<const Blob> blobs, const std::vector<std::string>& notes,
@@ -134,13 +133,11 @@ Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
   const auto source_pattern =
       parameter.source_pattern ? WritePattern(*parameter.source_pattern) : Offset<fb::Pattern>(0);
   const auto source_stages = Vector(parameter.source_stages);
-  return fb::CreateParameter(builder_, name, shape,
-                             static_cast<uint8_t>(parameter.role), pattern,
-                             static_cast<uint8_t>(parameter.stage), parameter.layer,
-                             parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
-                             parameter.stacked_experts,
-                             parameter.expert ? int64_t{parameter.expert_at} : int64_t{-1},
-                             source_pattern, source_stages);
+  return fb::CreateParameter(
+      builder_, name, shape, static_cast<uint8_t>(parameter.role), pattern,
+      static_cast<uint8_t>(parameter.stage), parameter.layer,
+      parameter.expert ? int64_t{*parameter.expert} : int64_t{-1}, parameter.stacked_experts,
+      parameter.expert ? int64_t{parameter.expert_at} : int64_t{-1}, source_pattern, source_stages);
 }
 
 Offset<fb::LocalTensor> Writer::WriteLocal(const LocalTensor& local, const LocalTensor& whole) {
@@ -161,8 +158,8 @@ Offset<fb::Gather> Writer::WriteGather(const Gather& gather, const LocalTensor& 
   std::vector<fb::FragmentSeries> series;
   series.reserve(gather.series.size());
   for (const FragmentSeries& s : gather.series) {
-    series.emplace_back(s.flat_begin, s.flat_step, s.elements, s.blob_step, s.offset,
-                        s.offset_step, s.local, s.count, s.blob, static_cast<uint8_t>(s.dtype));
+    series.emplace_back(s.flat_begin, s.flat_step, s.elements, s.blob_step, s.offset, s.offset_step,
+                        s.local, s.count, s.blob, static_cast<uint8_t>(s.dtype));
   }
   const auto series_vector = builder_.CreateVectorOfStructs(series);
   return fb::CreateGather(builder_, locals, series_vector);
@@ -255,10 +252,10 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs,
   const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
   const auto left_out = WriteLeftOut(step_left_out);
   builder_.Finish(
-      fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
-                         mtime_ns, layout, Optional(model_.model_dtype), family,
-                         model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes, family_rules, family_sizes, model_.weights_apart, texts, left_out),
+      fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration, mtime_ns,
+                         layout, Optional(model_.model_dtype), family, model_.layers, roots, blobs,
+                         parameters, atoms, aliases, groups, documents, notes, family_rules,
+                         family_sizes, model_.weights_apart, texts, left_out),
       fb::ManifestIdentifier());
   return {reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()};
 }
@@ -310,8 +307,7 @@ uint64_t UpperBound(const StepModel& model) {
 Result<uint64_t> CheckedBound(const StepModel& model) {
   const uint64_t bound = UpperBound(model);
   if (bound <= kManifestMaxPayload) return bound;
-  return Fail(ErrorCode::kExhausted,
-              StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
+  return Fail(ErrorCode::kExhausted, StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
 }
 
 }  // namespace

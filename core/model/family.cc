@@ -58,8 +58,7 @@ bool Applies(const FamilyRule& rule, const FamilyVariables* variables) {
 
 // `variables` null: conditions are not asked.
 std::optional<Found> FindDirect(const FamilyRules& family, std::string_view name,
-                                std::optional<uint32_t> layers,
-                                const FamilyVariables* variables) {
+                                std::optional<uint32_t> layers, const FamilyVariables* variables) {
   for (const FamilyRule& rule : family.rules) {
     for (const NameTemplate& match : rule.match) {
       auto holes = match.Match(name, layers);
@@ -95,8 +94,7 @@ std::optional<Found> FindRule(const FamilyRules& family, std::string_view name,
 }
 
 // 1 + the greatest layer number that a rule finds in the names.
-std::optional<uint32_t> CountLayers(const FamilyRules& family,
-                                    std::span<const std::string> names) {
+std::optional<uint32_t> CountLayers(const FamilyRules& family, std::span<const std::string> names) {
   std::optional<uint32_t> layers;
   for (const std::string& name : names) {
     const auto found = FindRule(family, name, std::nullopt);
@@ -165,9 +163,9 @@ Result<std::optional<int64_t>> Compute(const FamilyRules& family, const DeriveRu
   if (!derive.value->Missing(variables).empty()) return std::optional<int64_t>();
   const auto value = derive.value->Evaluate(variables);
   if (value) return std::optional<int64_t>(*value);
-  return Fail(ErrorCode::kInvalid,
-              StrCat("family '", family.name, "': ", derive.variable, " = ", derive.value->text(),
-                     ": ", value.error().message, " (", ValuesOf({&*derive.value}, variables), ")"));
+  return Fail(ErrorCode::kInvalid, StrCat("family '", family.name, "': ", derive.variable, " = ",
+                                          derive.value->text(), ": ", value.error().message, " (",
+                                          ValuesOf({&*derive.value}, variables), ")"));
 }
 
 Status Check(const FamilyRules& family, const CheckRule& check, const FamilyVariables& variables) {
@@ -175,10 +173,9 @@ Status Check(const FamilyRules& family, const CheckRule& check, const FamilyVari
   const auto left = check.left.Evaluate(variables);
   const auto right = check.right.Evaluate(variables);
   if (left && right && *left == *right) return {};
-  return Fail(ErrorCode::kInvalid,
-              StrCat("family '", family.name, "': ", check.left.text(), " is not ",
-                     check.right.text(), " (", ValuesOf({&check.left, &check.right}, variables),
-                     ")"));
+  return Fail(ErrorCode::kInvalid, StrCat("family '", family.name, "': ", check.left.text(),
+                                          " is not ", check.right.text(), " (",
+                                          ValuesOf({&check.left, &check.right}, variables), ")"));
 }
 
 // Evaluates sizes of one rule; remembers which variables are missing.

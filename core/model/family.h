@@ -41,8 +41,8 @@ struct RuleMatch {
   std::optional<uint32_t> expert;  // of a per-expert parameter
   uint32_t expert_at = 0;          // where it stands in the name, in bytes
   uint32_t stacked_experts = 0;
-  std::string rule;     // the rule's own text, for messages
-  std::string missing;  // "heads, head_dim": what --family-set would have to say
+  std::string rule;        // the rule's own text, for messages
+  std::string missing;     // "heads, head_dim": what --family-set would have to say
   bool only_unit = false;  // nothing but the units of its cuts is missing
 };
 
@@ -93,8 +93,8 @@ class Family {
   // The name in the other module structure, `layers` transformer layers (0:
   // unknown); the name itself if it is of that structure already; nothing if no
   // rename rule applies.  `tied`: whether embedding and head share a tensor.
-  std::optional<std::string> Rename(std::string_view parameter, Naming to,
-                                    uint32_t layers, bool tied) const;
+  std::optional<std::string> Rename(std::string_view parameter, Naming to, uint32_t layers,
+                                    bool tied) const;
 
  private:
   std::unique_ptr<FamilyRules> rules_;
@@ -132,7 +132,7 @@ class FamilySet {
 
  private:
   std::vector<std::shared_ptr<const Family>> families_;  // the user's first
-  size_t added_ = 0;  // by the user
+  size_t added_ = 0;                                     // by the user
 };
 
 }  // namespace ckptfs

@@ -23,8 +23,7 @@ class FamilyParser {
 
  private:
   tl::unexpected<Error> Refuse(const toml::node& node, std::string_view rule) const {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(origin_, ":", node.source().begin.line, ": ", rule));
+    return Fail(ErrorCode::kInvalid, StrCat(origin_, ":", node.source().begin.line, ": ", rule));
   }
 
   // An unknown key is a misspelling: refused.
@@ -166,8 +165,8 @@ Status FamilyParser::ParseCuts(const toml::table& table, uint32_t absent_dim,
   if (!cuts->is_array()) return Refuse(*cuts, "'cuts' is a list of tables");
   for (const toml::node& item : *cuts->as_array()) {
     if (!item.is_table()) return Refuse(item, "'cuts' is a list of tables");
-    CKPT_RETURN_IF_ERROR(OnlyKeys(*item.as_table(), {"dim", "parts", "unit", "pad_multiple",
-                                                     "pad_always", "rows"}));
+    CKPT_RETURN_IF_ERROR(
+        OnlyKeys(*item.as_table(), {"dim", "parts", "unit", "pad_multiple", "pad_always", "rows"}));
     CKPT_ASSIGN_OR_RETURN(CutRule cut, ParseCut(*item.as_table(), 0));
     rule.cuts.push_back(std::move(cut));
   }
@@ -203,8 +202,9 @@ Status FamilyParser::ParsePattern(const toml::table& table, FamilyRule& rule) co
       CKPT_ASSIGN_OR_RETURN(cut.rows, Expression::Parse("vocab"));
     }
   } else {
-    return Refuse(table, "'pattern' is replicate, column, row, vocab, shard, average, unique or "
-                         "unknown");
+    return Refuse(table,
+                  "'pattern' is replicate, column, row, vocab, shard, average, unique or "
+                  "unknown");
   }
   return {};
 }
@@ -322,10 +322,11 @@ Result<FamilyRules> FamilyParser::Parse(const toml::table& file) {
   CKPT_RETURN_IF_ERROR(
       OnlyKeys(file, {"name", "description", "variables", "rule", "rename", "derive", "check"}));
   CKPT_ASSIGN_OR_RETURN(family_.name, Text(file, "name"));
-  if (family_.name.empty()) return Fail(ErrorCode::kInvalid, StrCat(origin_, ": 'name' is missing"));
+  if (family_.name.empty())
+    return Fail(ErrorCode::kInvalid, StrCat(origin_, ": 'name' is missing"));
   CKPT_RETURN_IF_ERROR(ParseVariables(file));
-  CKPT_RETURN_IF_ERROR(ParseAll(file, "rule", family_.rules,
-                                [this](const toml::table& t) { return ParseRule(t); }));
+  CKPT_RETURN_IF_ERROR(
+      ParseAll(file, "rule", family_.rules, [this](const toml::table& t) { return ParseRule(t); }));
   CKPT_RETURN_IF_ERROR(ParseAll(file, "rename", family_.renames,
                                 [this](const toml::table& t) { return ParseRename(t); }));
   CKPT_RETURN_IF_ERROR(ParseAll(file, "derive", family_.derives,

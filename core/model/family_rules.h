@@ -22,7 +22,7 @@ struct CutRule {
   std::vector<Expression> parts;
   std::optional<Expression> unit;
   std::optional<Expression> pad_multiple;
-  std::optional<Expression> rows;          // unpadded rows of a vocabulary
+  std::optional<Expression> rows;  // unpadded rows of a vocabulary
   bool pad_always = false;
 };
 
@@ -34,8 +34,9 @@ struct FamilyRule {
   bool bias_scaled = false;
   StageRule stage = StageRule::kEvery;
   std::optional<Expression> stacked_experts;
-  std::vector<Expression> only_if_equal;  // none, or two: the rule is for models where they are equal
-  std::string text;  // "llama: model.norm.weight", for messages
+  std::vector<Expression>
+      only_if_equal;  // none, or two: the rule is for models where they are equal
+  std::string text;   // "llama: model.norm.weight", for messages
 };
 
 struct RenameRule {

@@ -146,8 +146,9 @@ class Parser {
     CKPT_RETURN_IF_ERROR(Once(degree.name, token));
     const auto value = Number(number, kMaxWorld);
     if (!value || *value == 0) {
-      return Refuse(token, StrCat("'", degree.name, "' must be followed by a whole number from 1 "
-                                                    "to 1048576"));
+      return Refuse(token, StrCat("'", degree.name,
+                                  "' must be followed by a whole number from 1 "
+                                  "to 1048576"));
     }
     layout_.*degree.field = *value;
     return {};
@@ -159,8 +160,10 @@ class Parser {
     while (true) {
       const size_t dash = numbers.find('-');
       const auto value = Number(numbers.substr(0, dash), kMaxWorld);
-      if (!value) return Refuse(token, "split must be numbers of layers joined by '-', such as "
-                                       "split3-5");
+      if (!value)
+        return Refuse(token,
+                      "split must be numbers of layers joined by '-', such as "
+                      "split3-5");
       if (layout_.split.size() == kMaxStages) return Refuse(token, "more than 4096 stages");
       layout_.split.push_back(*value);
       layers += *value;

@@ -22,14 +22,26 @@ struct OtherWord {
   std::string_view meant;
 };
 constexpr std::array kOtherWords = std::to_array<OtherWord>({
-    {"tensor", "tp"},     {"mp", "tp"},         {"model", "tp"},     {"pipeline", "pp"},
-    {"data", "dp"},       {"ddp", "dp"},        {"expert", "ep"},    {"experts", "ep"},
-    {"context", "cp"},    {"virtual", "vpp"},   {"stage", "zero"},   {"z", "zero"},
-    {"bfloat", "bf"},     {"float", "fp"},      {"f", "fp"},         {"half", "fp16"},
+    {"tensor", "tp"},
+    {"mp", "tp"},
+    {"model", "tp"},
+    {"pipeline", "pp"},
+    {"data", "dp"},
+    {"ddp", "dp"},
+    {"expert", "ep"},
+    {"experts", "ep"},
+    {"context", "cp"},
+    {"virtual", "vpp"},
+    {"stage", "zero"},
+    {"z", "zero"},
+    {"bfloat", "bf"},
+    {"float", "fp"},
+    {"f", "fp"},
+    {"half", "fp16"},
     {"single", "fp32"},
 });
-const std::array<std::string, 9> kNumbered = {"tp", "pp", "dp", "ep", "etp", "cp", "vpp", "zero",
-                                              "split"};
+const std::array<std::string, 9> kNumbered = {"tp", "pp",  "dp",   "ep",   "etp",
+                                              "cp", "vpp", "zero", "split"};
 const std::array<std::string, 2> kDtypeWords = {"bf", "fp"};
 const std::array<std::string, 2> kBare = {"plain", "pipe"};
 

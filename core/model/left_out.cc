@@ -39,8 +39,8 @@ void LeaveOut(StepModel& step, LeftOut one) {
 }
 
 std::string LeftOutText(const LeftOut& one) {
-  return StrCat("left out: ", one.what, one.more > 0 ? StrCat(" and ", one.more, " more") : "", ": ",
-                one.why, one.remedy.empty() ? "" : "; ", one.remedy);
+  return StrCat("left out: ", one.what, one.more > 0 ? StrCat(" and ", one.more, " more") : "",
+                ": ", one.why, one.remedy.empty() ? "" : "; ", one.remedy);
 }
 
 }  // namespace ckptfs

@@ -8,8 +8,8 @@ namespace ckptfs {
 namespace {
 
 constexpr std::array<std::string_view, 6> kAnywhere = {
-    "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
-    "base_layer.", "original_module.",     "modules_to_save.default."};
+    "_orig_mod.",  "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
+    "base_layer.", "original_module.",      "modules_to_save.default."};
 constexpr std::array<std::string_view, 2> kLeading = {"module.", "base_model.model."};
 
 // Removes `component` (which ends in '.') where it starts a path component.

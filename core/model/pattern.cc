@@ -76,8 +76,9 @@ Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_
   if (parts.size() > kMaxPieces || cut.widths.size() % parts.size() != 0 ||
       cut.widths.size() / parts.size() != degree) {
     return RefusePattern("dim ", cut.dim, " was cut unevenly over ",
-                         cut.widths.size() / parts.size(), " ranks, which does not say how to cut "
-                                                           "it over ",
+                         cut.widths.size() / parts.size(),
+                         " ranks, which does not say how to cut "
+                         "it over ",
                          degree);
   }
   DimCut result;
@@ -117,8 +118,10 @@ Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t deg
   if (parts.size() > kMaxPieces) return RefusePattern("more than 65536 parts");
   if (parts.size() <= 1) {
     if (parts.size() == 1 && parts[0] != size) {
-      return RefusePattern("the only part has "
-                           "size ", parts[0], ", but dim ", cut.dim, " has size ", size);
+      return RefusePattern(
+          "the only part has "
+          "size ",
+          parts[0], ", but dim ", cut.dim, " has size ", size);
     }
     parts.assign(1, padded);
   }
@@ -166,8 +169,10 @@ Result<std::vector<std::pair<uint64_t, uint64_t>>> PlaceOnGrid(const Pattern& pa
     rank /= along;
   }
   if (product != degree) {
-    return RefusePattern("cut on a grid of ", product, " ranks, which does not say how to cut it "
-                                                       "over ", degree);
+    return RefusePattern("cut on a grid of ", product,
+                         " ranks, which does not say how to cut it "
+                         "over ",
+                         degree);
   }
   return places;
 }

@@ -97,8 +97,10 @@ Status CheckSideBlob(const StepModel& model) {
   }
   for (const Document& document : model.documents) {
     for (const StoredTensor& tensor : document.tensors) {
-      if (!tensor.atom && tensor.blob == *blob) return Fail(ErrorCode::kInvalid, "a document lies "
-                                                                                 "in a side blob");
+      if (!tensor.atom && tensor.blob == *blob)
+        return Fail(ErrorCode::kInvalid,
+                    "a document lies "
+                    "in a side blob");
     }
   }
   return {};

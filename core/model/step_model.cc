@@ -14,17 +14,15 @@ struct StepIndex {
   size_t parameters = 0, atoms = 0, aliases = 0;
   uint32_t layers = 0;  // 1 + greatest layer number
   std::unordered_map<std::string, uint32_t> by_name;
-  std::vector<std::vector<uint32_t>> atoms_of;  // per parameter, in atom order
-  std::vector<bool> tied;                       // per parameter
+  std::vector<std::vector<uint32_t>> atoms_of;        // per parameter, in atom order
+  std::vector<bool> tied;                             // per parameter
   std::unordered_map<std::string, uint32_t> experts;  // group -> 1 + greatest id
 };
 
 namespace {
 
 // Digits of the expert id in the name.
-size_t ExpertDigits(const Parameter& parameter) {
-  return std::to_string(*parameter.expert).size();
-}
+size_t ExpertDigits(const Parameter& parameter) { return std::to_string(*parameter.expert).size(); }
 
 // The name without its expert id: what the experts of one group share.
 std::string ExpertGroup(const Parameter& parameter) {

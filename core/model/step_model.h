@@ -49,8 +49,8 @@ enum class StageRule : uint8_t {
 };
 
 struct Parameter {
-  std::string name;         // as the source's own engine spells it, wrappers included
-  Shape shape;              // logical: unsharded, unpadded
+  std::string name;  // as the source's own engine spells it, wrappers included
+  Shape shape;       // logical: unsharded, unpadded
   Role role = Role::kTrainable;
   // The cut over tp.  For an expert: over etp (kUnique: nothing is known of etp > 1).
   Pattern pattern;
@@ -61,12 +61,12 @@ struct Parameter {
   // stage or nothing tells.  Its own pipeline is shown by them, others by `stage`.
   std::vector<uint32_t> source_stages;
   StageRule stage = StageRule::kEvery;
-  uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
+  uint32_t layer = 0;              // transformer layer, from 0, when stage is kLayer
   std::optional<uint32_t> expert;  // global expert id of a per-expert parameter
   // Where the id stands in `name`, as a byte offset of its first digit.  The
   // source says so: the same number may be a layer's or a submodule's.
   uint32_t expert_at = 0;
-  uint32_t stacked_experts = 0;    // > 0: dim 0 is this many equal runs, one per expert, cut over ep
+  uint32_t stacked_experts = 0;  // > 0: dim 0 is this many equal runs, one per expert, cut over ep
 };
 
 inline bool IsOfModel(const Parameter& parameter) { return parameter.role != Role::kBeside; }
@@ -109,7 +109,7 @@ struct StoredTensor {
   Shape shape;
   std::vector<uint64_t> strides;  // elements
   BlobIndex blob{};
-  uint64_t offset = 0;  // bytes, of the tensor's first element
+  uint64_t offset = 0;                           // bytes, of the tensor's first element
   std::optional<AtomIndex> atom = std::nullopt;  // with it blob and offset mean nothing
 };
 
@@ -144,23 +144,23 @@ struct StepIndex;
 struct StepModel {
   std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
   std::string framework_version;
-  std::string id;         // the framework's own tag: "global_step5"
+  std::string id;  // the framework's own tag: "global_step5"
   uint64_t iteration = 0;
-  int64_t mtime_ns = 0;   // newest source file
-  Layout layout;          // of the source
+  int64_t mtime_ns = 0;              // newest source file
+  Layout layout;                     // of the source
   std::optional<DType> model_dtype;  // of weights in training
   // The family whose rules applied, if any, as it was then: its name, its file's
   // text, and the sizes that its rules mention.
   std::string family;
   std::string family_rules;
   std::map<std::string, int64_t> family_sizes;
-  uint32_t layers = 0;    // transformer layers, 0 if unknown
+  uint32_t layers = 0;  // transformer layers, 0 if unknown
   // No step of the optimizer was taken, and what made it changed the masters only:
   // weights are not their casts.
   bool weights_apart = false;
 
-  std::vector<std::string> roots;  // absolute directories when adopted
-  std::vector<Blob> blobs;         // every file of the step, the unread ones too
+  std::vector<std::string> roots;     // absolute directories when adopted
+  std::vector<Blob> blobs;            // every file of the step, the unread ones too
   std::vector<Parameter> parameters;  // in model order, then those beside the model
   std::vector<Atom> atoms;
   std::vector<Alias> aliases;

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/base/digest.h"
-#include "core/records/commit_records.h"
 #include "core/peer/peer_protocol.h"
+#include "core/records/commit_records.h"
 
 namespace ckptfs {
 
@@ -51,7 +51,8 @@ struct MemoryAttempt {
 std::vector<MemoryAttempt> AttemptsOn(const PeerShelves& shelves);
 // The newest of a run that can be shown; null if there is none.  Saves are ordered by their time,
 // those of one life of a job by their number.
-const MemoryAttempt* NewestProtected(const std::vector<MemoryAttempt>& attempts, std::string_view run);
+const MemoryAttempt* NewestProtected(const std::vector<MemoryAttempt>& attempts,
+                                     std::string_view run);
 bool IsEarlier(const MemoryAttempt& a, const MemoryAttempt& b);
 
 }  // namespace ckptfs

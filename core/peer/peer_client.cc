@@ -90,12 +90,13 @@ Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_
     CKPT_ASSIGN_OR_RETURN(answer, Answer(PeerWord::kHeld, PeerWord::kHeld));
   }
   if (answer.digest == DigestOfChunks(file.rank().chunks)) return {};
-  return Fail(ErrorCode::kDataLoss, StrCat(link_->about(), ": it holds other bytes than were sent"));
+  return Fail(ErrorCode::kDataLoss,
+              StrCat(link_->about(), ": it holds other bytes than were sent"));
 }
 
 Status PeerClient::Protect(std::string_view directory, uint32_t rank) {
-  CKPT_RETURN_IF_ERROR(Ask({.word = PeerWord::kProtect, .rank = rank, .text = std::string(directory)},
-                           PeerWord::kDone));
+  CKPT_RETURN_IF_ERROR(Ask(
+      {.word = PeerWord::kProtect, .rank = rank, .text = std::string(directory)}, PeerWord::kDone));
   return {};
 }
 
@@ -127,7 +128,8 @@ Status PeerClient::Get(std::string_view directory, uint32_t rank, uint64_t offse
   CKPT_ASSIGN_OR_RETURN(const PeerFrame answer, Ask(std::move(question), PeerWord::kBytes));
   if (answer.payload_bytes != out.size()) {
     broken_ = true;
-    return Refuse(link_->about(), ": ", answer.payload_bytes, " bytes, ", out.size(), " were asked for");
+    return Refuse(link_->about(), ": ", answer.payload_bytes, " bytes, ", out.size(),
+                  " were asked for");
   }
   return Fails(link_->ReceivePayload(out));
 }

@@ -27,8 +27,8 @@ class PeerClient {
  public:
   // kPermission if who answers does not have the store's key, or is not `node`.
   static Result<std::unique_ptr<PeerClient>> Connect(PeerTransport& transport,
-                                                     const std::string& address,
-                                                     const Digest& node, const PeerIdentity& self);
+                                                     const std::string& address, const Digest& node,
+                                                     const PeerIdentity& self);
 
   // Gives the peer a copy of a shelved file.  Success: the peer holds it, and its digest of what
   // came is the file's.  `paced` is called after each piece with its bytes; false ends it.

@@ -53,14 +53,15 @@ struct Greeting {
 
 Result<std::string> ProofOf(const PeerIdentity& self, const Greeting& greeting, Side side) {
   const std::string text =
-      StrCat("ckptfs peer 1 ", side == Side::kConnects ? "connects" : "answers ", greeting.connects_random,
-             greeting.answers_random, BytesOfDigest(greeting.connects),
+      StrCat("ckptfs peer 1 ", side == Side::kConnects ? "connects" : "answers ",
+             greeting.connects_random, greeting.answers_random, BytesOfDigest(greeting.connects),
              BytesOfDigest(greeting.answers), BytesOfDigest(self.store));
   std::string proof(kProofBytes, '\0');
   unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), self.key.bytes.data(), static_cast<int>(self.key.bytes.size()),
-                          reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-                          reinterpret_cast<unsigned char*>(proof.data()), &length);
+  const auto* made =
+      HMAC(EVP_sha256(), self.key.bytes.data(), static_cast<int>(self.key.bytes.size()),
+           reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+           reinterpret_cast<unsigned char*>(proof.data()), &length);
   if (made == nullptr || length != kProofBytes) {
     return Fail(ErrorCode::kUnsupported, "libcrypto does not have HMAC-SHA256 here");
   }
@@ -142,9 +143,8 @@ Result<Digest> GreetPeer(PeerLink& link, const PeerIdentity& self) {
   PeerFrame hello{.word = PeerWord::kHello, .digest = self.node};
   hello.text = greeting.connects_random + BytesOfDigest(self.store);
   CKPT_RETURN_IF_ERROR(link.Send(std::move(hello), {}));
-  CKPT_ASSIGN_OR_RETURN(
-      const PeerFrame challenge,
-      ReceiveGreeting(link, PeerWord::kChallenge, kRandomBytes + kProofBytes));
+  CKPT_ASSIGN_OR_RETURN(const PeerFrame challenge,
+                        ReceiveGreeting(link, PeerWord::kChallenge, kRandomBytes + kProofBytes));
   greeting.answers = challenge.digest;
   greeting.answers_random = challenge.text.substr(0, kRandomBytes);
   CKPT_ASSIGN_OR_RETURN(const std::string theirs, ProofOf(self, greeting, Side::kAnswers));

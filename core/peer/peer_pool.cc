@@ -82,7 +82,8 @@ void PeerPool::Return(const Digest& node, ClientPtr client) {
     if (found == peers_.end()) return;
     Peer& peer = found->second;
     peer.about = client->about();
-    if (!peer.why_away.empty()) line = StrCat("peer ", peer.record.host, " (", peer.record.address, ") answers again");
+    if (!peer.why_away.empty())
+      line = StrCat("peer ", peer.record.host, " (", peer.record.address, ") answers again");
     peer.why_away.clear();
     if (peer.idle.size() < kIdleLinks) peer.idle.push_back(std::move(client));
   }
@@ -97,7 +98,9 @@ void PeerPool::Away(const Digest& node, const Error& why) {
     const auto found = peers_.find(node);
     if (found == peers_.end()) return;
     Peer& peer = found->second;
-    if (peer.why_away.empty()) line = StrCat("peer ", peer.record.host, " (", peer.record.address, ") does not answer: ", why.message);
+    if (peer.why_away.empty())
+      line = StrCat("peer ", peer.record.host, " (", peer.record.address,
+                    ") does not answer: ", why.message);
     peer.why_away = why.message;
     peer.again = Clock::now() + pause_;
     links.swap(peer.idle);

@@ -89,8 +89,14 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
     return Refuse("peer: rank ", *rank, " of ", *world);
   }
   if (*state < 1 || *state > 2) return Refuse("peer: a part in state ", *state);
-  return ShelvedPart{{*std::move(run), *std::move(job), *attempt, *life}, *step, *world, *mtime,
-                     *rank, *bytes, *chunks, static_cast<ShelvedState>(*state)};
+  return ShelvedPart{{*std::move(run), *std::move(job), *attempt, *life},
+                     *step,
+                     *world,
+                     *mtime,
+                     *rank,
+                     *bytes,
+                     *chunks,
+                     static_cast<ShelvedState>(*state)};
 }
 
 Result<ShownMemoryStep> ShownFrom(const json& one) {
@@ -107,8 +113,8 @@ Result<ShownMemoryStep> ShownFrom(const json& one) {
   }
   CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
-  return ShownMemoryStep{*std::move(run), *std::move(id), *manifest, *std::move(directory),
-                         *mtime, *step};
+  return ShownMemoryStep{*std::move(run),       *std::move(id), *manifest,
+                         *std::move(directory), *mtime,         *step};
 }
 
 }  // namespace
@@ -177,8 +183,14 @@ Digest DigestOfChunks(std::span<const Digest> chunks) {
 }
 
 ShelvedPart ShelvedOf(const PreparedPart& part, const PreparedRank& rank, ShelvedState state) {
-  return {part.name, part.step,  part.world, part.mtime_ns,
-          rank.rank, rank.bytes, DigestOfChunks(rank.chunks), state};
+  return {part.name,
+          part.step,
+          part.world,
+          part.mtime_ns,
+          rank.rank,
+          rank.bytes,
+          DigestOfChunks(rank.chunks),
+          state};
 }
 
 std::string RenderShelved(const std::vector<ShelvedPart>& parts) {

@@ -125,7 +125,7 @@ Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text);
 // A step that a daemon's mount shows from memory.
 struct ShownMemoryStep {
   std::string run;
-  std::string id;         // /run/<run>/memory/<id>
+  std::string id;  // /run/<run>/memory/<id>
   Digest manifest;
   std::string directory;  // PreparedPart::Directory of its save
   int64_t mtime_ns = 0;

@@ -30,7 +30,8 @@ std::string RenderPeer(const PeerRecord& record) {
 Result<PeerRecord> ParsePeer(std::string_view bytes, const Digest& node) {
   CKPT_ASSIGN_OR_RETURN(const nlohmann::json object, UnsealRecord(bytes));
   const auto said = DigestFromHex(TextOf(object, "node").value_or(""));
-  PeerRecord record{node, TextOf(object, "address").value_or(""), TextOf(object, "host").value_or(""),
+  PeerRecord record{node, TextOf(object, "address").value_or(""),
+                    TextOf(object, "host").value_or(""),
                     TextOf(object, "failure_domain").value_or("")};
   if (said != node) return Refuse("record: of another node than its name says");
   if (record.host.size() > kMaxText || record.failure_domain.size() > kMaxText) {
@@ -55,8 +56,10 @@ Result<std::vector<PeerRecord>> ReadPeers(const Storage& storage,
   for (const std::string& path : paths) {
     const auto node = DigestNamed(LastComponent(path));
     if (!node || path != PeerRecordName(*node)) continue;
-    if (peers.size() >= kMaxPeers) return Fail(ErrorCode::kExhausted, StrCat("more than ", kMaxPeers, " peers"));
-    const auto same = std::find_if(known.begin(), known.end(), [&](const PeerRecord& one) { return one.node == *node; });
+    if (peers.size() >= kMaxPeers)
+      return Fail(ErrorCode::kExhausted, StrCat("more than ", kMaxPeers, " peers"));
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const PeerRecord& one) { return one.node == *node; });
     if (same != known.end()) {
       peers.push_back(*same);
       continue;

@@ -26,7 +26,7 @@ struct PeerRoot::RankPlaces {
   Places places;
   PeerShelf::FilePtr mine;  // null: it is not on the own shelf
   mutable Mutex mutex;
-  std::vector<Digest> nodes GUARDED_BY(mutex);  // that hold it
+  std::vector<Digest> nodes GUARDED_BY(mutex);            // that hold it
   mutable std::set<std::string> wrong GUARDED_BY(mutex);  // places that gave wrong bytes
 
   std::vector<Digest> Holders() const {
@@ -77,7 +77,8 @@ bool PeerRoot::RankPlaces::Try(const std::string& place, const Ask& ask, uint64_
   why += StrCat("; ", place, " gave wrong bytes");
   MutexLock lock(mutex);
   if (wrong.insert(place).second && places.log) {
-    places.log(StrCat(path, ": chunk ", *chunk, " of ", place, " is not what its record says; it is not used"));
+    places.log(StrCat(path, ": chunk ", *chunk, " of ", place,
+                      " is not what its record says; it is not used"));
   }
   return false;
 }
@@ -91,9 +92,8 @@ Status PeerRoot::RankPlaces::Fetch(uint64_t offset, std::span<std::byte> out) co
   if (mine && Try("this node", from_shelf, offset, out, why)) return {};
   for (const Digest& node : Holders()) {
     const Ask from_peer = [&](std::span<std::byte> to) {
-      return places.pool->Ask(node, [&](PeerClient& client) {
-        return client.Get(directory, rank.rank, offset, to);
-      });
+      return places.pool->Ask(
+          node, [&](PeerClient& client) { return client.Get(directory, rank.rank, offset, to); });
     };
     if (Try(StrCat("node ", node.Hex()), from_peer, offset, out, why)) return {};
   }
@@ -231,7 +231,8 @@ Result<std::vector<RootEntry>> PeerRoot::List(std::string_view path) const {
 
 Result<EntryStat> PeerRoot::Stat(std::string_view path) const {
   const auto found = files_.find(path);
-  if (found == files_.end()) return Fail(ErrorCode::kNotFound, StrCat(PathOf(path), ": no such file"));
+  if (found == files_.end())
+    return Fail(ErrorCode::kNotFound, StrCat(PathOf(path), ": no such file"));
   const FileIdentity identity = IdentityOf(part_, found->second->rank);
   return EntryStat{EntryKind::kFile, identity.stamp, identity.access};
 }
@@ -239,7 +240,8 @@ Result<EntryStat> PeerRoot::Stat(std::string_view path) const {
 Result<std::shared_ptr<const File>> PeerRoot::Open(std::string_view path) const {
   CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
   const auto found = files_.find(path);
-  if (found == files_.end()) return Fail(ErrorCode::kNotFound, StrCat(PathOf(path), ": no such file"));
+  if (found == files_.end())
+    return Fail(ErrorCode::kNotFound, StrCat(PathOf(path), ": no such file"));
   const std::shared_ptr<const RankPlaces> where = found->second;
   return std::make_shared<const PeerFile>(
       PathOf(path), where, where->rank.bytes, IdentityOf(part_, where->rank),

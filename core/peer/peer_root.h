@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PeerRoot is the files of a step that daemons hold in memory, read from wherever they are: this
-// daemon's own shelf, the nodes that hold a copy, then the store, if it has them by now.  No byte is
-// given out before its chunk's digest was compared; a place that gives wrong bytes is named in the
-// log and not asked again.
+// daemon's own shelf, the nodes that hold a copy, then the store, if it has them by now.  No byte
+// is given out before its chunk's digest was compared; a place that gives wrong bytes is named in
+// the log and not asked again.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: files outlive it.  Both keep what is on the own shelf.

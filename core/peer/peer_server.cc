@@ -13,8 +13,8 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::chrono::minutes kIdle{10};        // between questions
-constexpr std::chrono::seconds kNextChunk{30};   // of a file that is being sent
+constexpr std::chrono::minutes kIdle{10};         // between questions
+constexpr std::chrono::seconds kNextChunk{30};    // of a file that is being sent
 constexpr std::chrono::milliseconds kPause{200};  // after an accept that failed
 
 }  // namespace
@@ -76,7 +76,8 @@ void PeerServer::AcceptAll() {
 void PeerServer::Serve(PeerLink& link) {
   const auto known = AnswerPeer(link, options_.self);
   if (!known) {
-    if (options_.log && known.error().code != ErrorCode::kNotFound) options_.log(StrCat("peer: ", known.error().message));
+    if (options_.log && known.error().code != ErrorCode::kNotFound)
+      options_.log(StrCat("peer: ", known.error().message));
     return;
   }
   while (!stopping_) {
@@ -102,7 +103,8 @@ Status PeerServer::Answer(PeerLink& link, const PeerFrame& frame) {
     case PeerWord::kOffer: return TakeOffer(link, frame);
     case PeerWord::kGet: return SendBytes(link, frame);
     case PeerWord::kList: {
-      return link.Send({.word = PeerWord::kParts, .text = RenderShelved(options_.shelf->List())}, {});
+      return link.Send({.word = PeerWord::kParts, .text = RenderShelved(options_.shelf->List())},
+                       {});
     }
     case PeerWord::kProtect:
     case PeerWord::kLetGo: {
@@ -143,7 +145,8 @@ Status PeerServer::TakeOffer(PeerLink& link, const PeerFrame& frame) {
   CKPT_RETURN_IF_ERROR(Fill(link, **file));
   const Status shelved = options_.shelf->Shelve(*std::move(file));
   if (!shelved && shelved.error().code != ErrorCode::kExists) {
-    if (options_.log) options_.log(StrCat("peer: from ", link.about(), ": ", shelved.error().message));
+    if (options_.log)
+      options_.log(StrCat("peer: from ", link.about(), ": ", shelved.error().message));
     return SayRefused(link, shelved.error());
   }
   if (options_.changed) options_.changed();

@@ -34,8 +34,9 @@ Status PeerShelf::Shelve(std::unique_ptr<ShelfFile> file) {
   ChunkDigester digester;
   digester.Add(file->bytes());
   if (std::move(digester).Finish() != file->rank().chunks) {
-    return Fail(ErrorCode::kDataLoss, StrCat("rank ", file->rank().rank, " of ", file->part().name.run, "/",
-                                             file->part().step, " is not what its record says"));
+    return Fail(ErrorCode::kDataLoss,
+                StrCat("rank ", file->rank().rank, " of ", file->part().name.run, "/",
+                       file->part().step, " is not what its record says"));
   }
   const Name name(file->part().Directory(), file->rank().rank);
   MutexLock lock(mutex_);

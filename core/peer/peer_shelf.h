@@ -24,9 +24,9 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/records/commit_records.h"
 #include "core/io/sealed_memory.h"
 #include "core/peer/peer_protocol.h"
+#include "core/records/commit_records.h"
 
 namespace ckptfs {
 

@@ -118,7 +118,8 @@ uint32_t ProtectScheme::StripeParity() const {
   return 0;
 }
 
-Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes, const ProtectScheme& scheme) {
+Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes,
+                                          const ProtectScheme& scheme) {
   std::sort(nodes.begin(), nodes.end());
   CKPT_RETURN_IF_ERROR(CheckNames(nodes));
   if (nodes.size() < scheme.GroupSize() || nodes.empty()) {
@@ -128,8 +129,7 @@ Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes, const Pro
   SortByDomain(nodes);
   // Dealt like cards: a domain of no more nodes than there are groups meets no group twice.
   std::vector<std::vector<PeerNode>> dealt(nodes.size() / scheme.GroupSize());
-  for (size_t i = 0; i < nodes.size(); ++i)
-    dealt[i % dealt.size()].push_back(std::move(nodes[i]));
+  for (size_t i = 0; i < nodes.size(); ++i) dealt[i % dealt.size()].push_back(std::move(nodes[i]));
   std::vector<PeerGroup> groups;
   groups.reserve(dealt.size());
   const uint32_t parity = scheme.StripeParity();

@@ -31,7 +31,7 @@ inline constexpr unsigned kMostDead = 16;
 
 // A year of 365 days.
 struct FailureRates {
-  double node_mtbf_days = 0;  // mean time between failures of one node
+  double node_mtbf_days = 0;               // mean time between failures of one node
   std::optional<double> domain_mtbf_days;  // of one whole domain; absent: it never dies
   double window_minutes = 0;
 };

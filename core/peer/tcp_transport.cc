@@ -44,8 +44,8 @@ Status Resolve(const TcpAddress& address, int flags, Addresses& out) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
-  const int error = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints,
-                                &out.list);
+  const int error =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &out.list);
   if (error == 0 && out.list != nullptr) return {};
   return Fail(ErrorCode::kNotFound, StrCat(address.host, ": ", gai_strerror(error)));
 }
@@ -126,7 +126,8 @@ class TcpLink final : public PeerLink {
     pollfd one{socket_.get(), event, 0};
     const auto end = std::chrono::steady_clock::now() + limit;
     for (;;) {
-      const auto left = std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
       if (closed_) return Fail(ErrorCode::kIo, StrCat(about_, ": was closed"));
       const int ready = poll(&one, 1, static_cast<int>(std::max<int64_t>(left.count(), 0)));
       if (ready > 0) return {};
@@ -188,7 +189,8 @@ class TcpLink final : public PeerLink {
 
 class TcpListener final : public PeerListener {
  public:
-  TcpListener(Descriptor socket, Descriptor wake, std::string address, TcpTransport::Options options)
+  TcpListener(Descriptor socket, Descriptor wake, std::string address,
+              TcpTransport::Options options)
       : socket_(std::move(socket)),
         wake_(std::move(wake)),
         address_(std::move(address)),
@@ -274,7 +276,8 @@ Result<std::unique_ptr<PeerLink>> TcpTransport::Connect(const std::string& addre
   CKPT_ASSIGN_OR_RETURN(const TcpAddress to, ParseTcpAddress(address));
   Addresses targets;
   CKPT_RETURN_IF_ERROR(Resolve(to, AI_NUMERICHOST, targets));
-  Descriptor socket(::socket(targets.list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor socket(
+      ::socket(targets.list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return Fail(ErrnoError(errno, address));
   if (!options_.from.empty()) {
     Addresses sources;
@@ -307,7 +310,8 @@ Result<std::unique_ptr<PeerListener>> TcpTransport::Listen(const std::string& ad
     return Fail(ErrnoError(errno, address));
   }
   std::string name = NameOf(socket.get(), getsockname);
-  return std::make_unique<TcpListener>(std::move(socket), std::move(wake), std::move(name), options_);
+  return std::make_unique<TcpListener>(std::move(socket), std::move(wake), std::move(name),
+                                       options_);
 }
 
 }  // namespace ckptfs

@@ -33,7 +33,7 @@ Result<TcpAddress> ParseTcpAddress(std::string_view text);
 class TcpTransport final : public PeerTransport {
  public:
   struct Options {
-    std::string from = {};                      // host of the interface; empty: any
+    std::string from = {};                       // host of the interface; empty: any
     std::chrono::milliseconds patience{10'000};  // without progress
   };
   TcpTransport();

@@ -70,11 +70,15 @@ Result<std::pair<std::string, std::string>> JobOf(const json& object, const Dige
                                                   const Digest& life) {
   auto run = TextOf(object, "run");
   auto text = TextOf(object, "job");
-  if (!run || !text || text->size() > kMaxJob) return Refuse("record: its run or job is missing, "
-                                                             "or its job is too long");
+  if (!run || !text || text->size() > kMaxJob)
+    return Refuse(
+        "record: its run or job is missing, "
+        "or its job is too long");
   CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
-  if (JobDigest(*run, *text, life) != job) return Refuse("record: its job is not the one in its "
-                                                         "name");
+  if (JobDigest(*run, *text, life) != job)
+    return Refuse(
+        "record: its job is not the one in its "
+        "name");
   return std::pair(*std::move(run), *std::move(text));
 }
 
@@ -205,9 +209,9 @@ Result<PreparedPart> ParsePart(std::string_view bytes, const CommitName& name) {
   const auto world = NumberOf<uint32_t>(object, "world");
   const auto mtime = object.find("mtime_ns");
   const auto ranks = object.find("ranks");
-  if (!step || !world || *world == 0 || *world > kMaxPreparedWorld ||
-      mtime == object.end() || !mtime->is_number_integer() || ranks == object.end() ||
-      !ranks->is_array() || ranks->empty()) {
+  if (!step || !world || *world == 0 || *world > kMaxPreparedWorld || mtime == object.end() ||
+      !mtime->is_number_integer() || ranks == object.end() || !ranks->is_array() ||
+      ranks->empty()) {
     return Refuse("record: a part must have a step, a world, a time and ranks");
   }
   part.step = *step;
@@ -290,13 +294,15 @@ Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name)
       !pairs->is_array()) {
     return Refuse("record: its world or its ranks are missing");
   }
-  NodeRanks ranks{std::move(job.first), std::move(job.second), *world,
-                  TextOf(object, "host").value_or(""), {}};
+  NodeRanks ranks{
+      std::move(job.first), std::move(job.second), *world, TextOf(object, "host").value_or(""), {}};
   for (const json& pair : *pairs) {
     const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
                          pair[1].is_number_unsigned();
-    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: a rank lies outside "
-                                                                     "its world");
+    if (!numbers || pair[0].get<uint64_t>() >= *world)
+      return Refuse(
+          "record: a rank lies outside "
+          "its world");
     ranks.ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
   }
   return ranks;
@@ -321,11 +327,11 @@ Result<NodePresence> ParsePresence(std::string_view bytes) {
   if (!beat || *beat == 0 || !device || names == object.end() || !names->is_array()) {
     return Refuse("record: its beat, device or names are missing");
   }
-  NodePresence presence{*beat, TextOf(object, "host").value_or(""),
-                        TextOf(object, "boot").value_or(""), *device, {}};
+  NodePresence presence{
+      *beat, TextOf(object, "host").value_or(""), TextOf(object, "boot").value_or(""), *device, {}};
   for (const json& name : *names) {
-    const auto text = name.is_string() ? DecodeText(name.get_ref<const std::string&>())
-                                       : std::nullopt;
+    const auto text =
+        name.is_string() ? DecodeText(name.get_ref<const std::string&>()) : std::nullopt;
     if (!text) return Refuse("record: a name must be a text");
     presence.names.push_back(*text);
   }

@@ -96,10 +96,10 @@ Digest LifeOf(const std::map<uint32_t, uint64_t>& ranks);
 
 // A daemon's record of itself while it works.
 struct NodePresence {
-  uint64_t beat = 0;    // another number whenever it is said again
+  uint64_t beat = 0;  // another number whenever it is said again
   std::string host;
-  std::string boot;     // of its kernel
-  uint64_t device = 0;  // st_dev of the store there
+  std::string boot;                // of its kernel
+  uint64_t device = 0;             // st_dev of the store there
   std::vector<std::string> names;  // of objects and directories that it has in work
 };
 
@@ -108,8 +108,8 @@ struct CommitName {
   enum class Kind { kPart, kOutcome, kDone, kRanks };
   Kind kind = Kind::kPart;
   Digest job;
-  uint64_t attempt = 0;  // of all but kRanks
-  Digest node;           // of kPart and kRanks
+  uint64_t attempt = 0;     // of all but kRanks
+  Digest node;              // of kPart and kRanks
   uint32_t first_rank = 0;  // of kPart
 };
 inline constexpr std::string_view kPreparedFolder = "prepared";

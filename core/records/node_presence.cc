@@ -41,8 +41,7 @@ uint64_t DeviceOf(const std::string& directory) {
 }
 
 // The state of the daemon's lock, as this very kernel knows it.
-PresenceState LookHere(const std::string& directory, const Digest& node,
-                       const NodePresence& said) {
+PresenceState LookHere(const std::string& directory, const Digest& node, const NodePresence& said) {
   if (directory.empty() || said.boot.empty() || said.boot != BootId() ||
       said.device != DeviceOf(directory)) {
     return PresenceState::kUnknown;
@@ -143,8 +142,8 @@ PresenceState PresenceWatch::LookAtBeat(const Digest& node, const NodePresence& 
   const auto [at, first] = seen_.try_emplace(node, Seen{said.beat, {}, now});
   Seen& seen = at->second;
   if (seen.beat != said.beat) seen = Seen{said.beat, {}, now, true};
-  seen.same += std::clamp<std::chrono::steady_clock::duration>(now - seen.last, seconds(0),
-                                                               kLongestLook);
+  seen.same +=
+      std::clamp<std::chrono::steady_clock::duration>(now - seen.last, seconds(0), kLongestLook);
   seen.last = now;
   if (seen.same >= gone_) return PresenceState::kGone;
   return seen.moved ? PresenceState::kWorks : PresenceState::kUnknown;

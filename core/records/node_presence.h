@@ -29,8 +29,8 @@
 #include "core/base/digest.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/records/commit_records.h"
 #include "core/io/root.h"
+#include "core/records/commit_records.h"
 
 namespace ckptfs {
 

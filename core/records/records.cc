@@ -52,9 +52,7 @@ std::string DeletedName(const StepName& name) {
   return StrCat("deleted/", name.run, "/", name.id, "/", name.n);
 }
 
-std::string RetiredName(const StepName& name) {
-  return StrCat(StepRecordName(name), kRetired);
-}
+std::string RetiredName(const StepName& name) { return StrCat(StepRecordName(name), kRetired); }
 
 std::optional<StepName> ParseRetiredName(std::string_view name) {
   if (!name.ends_with(kRetired)) return std::nullopt;
@@ -89,8 +87,9 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   if (const auto side = TextOf(object, "side")) {
     record.side = DigestFromHex(*side);
     if (!record.side || !unpacked) {
-      return Fail(DamagedRecord("a side blob must have a digest, and its step that of its "
-                                "unpacked manifest"));
+      return Fail(
+          DamagedRecord("a side blob must have a digest, and its step that of its "
+                        "unpacked manifest"));
     }
   }
   if (const auto replaces = TextOf(object, "replaces")) record.replaces = DigestFromHex(*replaces);
@@ -105,7 +104,8 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
     record.life = life->get<uint32_t>();
   }
   const auto provisional = object.find("provisional");
-  record.provisional = provisional != object.end() && provisional->is_boolean() && provisional->get<bool>();
+  record.provisional =
+      provisional != object.end() && provisional->is_boolean() && provisional->get<bool>();
   return record;
 }
 
@@ -129,12 +129,9 @@ StepRecord RecordOf(std::string_view run, const StepModel& model, const Rendered
 }
 
 std::string RenderStepRecord(const StepRecord& record) {
-  json object{{"version", kRecordVersion},
-              {"manifest", record.manifest.Hex()},
-              {"iteration", record.iteration},
-              {"mtime_ns", record.mtime_ns},
-              {"source", EncodeText(record.source)},
-              {"root", EncodeText(record.root)}};
+  json object{{"version", kRecordVersion},           {"manifest", record.manifest.Hex()},
+              {"iteration", record.iteration},       {"mtime_ns", record.mtime_ns},
+              {"source", EncodeText(record.source)}, {"root", EncodeText(record.root)}};
   if (record.converted) object["converted"] = true;
   if (record.provisional) object["provisional"] = true;
   if (record.side) object["side"] = record.side->Hex();

@@ -17,8 +17,8 @@ struct CopyBlock {
   uint64_t first = 0;
   uint64_t count = 0;
   uint32_t width = 1;
-  std::vector<std::vector<std::byte>> bytes;   // of each copy
-  std::vector<std::vector<uint32_t>> files;    // of each element of each copy
+  std::vector<std::vector<std::byte>> bytes;  // of each copy
+  std::vector<std::vector<uint32_t>> files;   // of each element of each copy
 
   size_t copies() const { return bytes.size(); }
   const std::byte* At(size_t copy, uint64_t i) const { return bytes[copy].data() + i * width; }

@@ -9,8 +9,8 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/redundancy/redundancy.h"
 #include "core/model/step_model.h"
+#include "core/redundancy/redundancy.h"
 
 namespace ckptfs {
 

@@ -32,8 +32,8 @@ void AssignKeepers(std::vector<SharedPart> parts, RedundancyReport& report) {
     return std::tie(b.bytes, a.tensor, a.holders) < std::tie(a.bytes, b.tensor, b.holders);
   });
   for (const SharedPart& part : parts) {
-    const uint32_t keeper = *std::min_element(
-        part.holders.begin(), part.holders.end(), [&](uint32_t a, uint32_t b) {
+    const uint32_t keeper =
+        *std::min_element(part.holders.begin(), part.holders.end(), [&](uint32_t a, uint32_t b) {
           return std::tie(report.files[a].kept, a) < std::tie(report.files[b].kept, b);
         });
     report.files[keeper].kept += part.bytes;
@@ -50,8 +50,7 @@ void AssignKeepers(std::vector<SharedPart> parts, RedundancyReport& report) {
     std::sort(tensor.keeps.begin(), tensor.keeps.end());
 }
 
-std::optional<std::vector<SharedPair>> PairsOf(const std::vector<SharedPart>& parts,
-                                               size_t files) {
+std::optional<std::vector<SharedPair>> PairsOf(const std::vector<SharedPart>& parts, size_t files) {
   std::vector<PartList> by_file(files);
   for (size_t i = 0; i < parts.size(); ++i)
     for (const uint32_t file : parts[i].holders) by_file[file].push_back(i);

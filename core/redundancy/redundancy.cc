@@ -109,8 +109,8 @@ Result<uint64_t> RedundancyFinder::CompareAll() {
   JobOptions job;
   job.threads = options_.threads;
   if (options_.progress && total > 0) job.progress = options_.progress("copies");
-  CKPT_RETURN_IF_ERROR(RunWorkList(items_.size(), total, job,
-                                   [this](size_t i) { return CompareItem(items_[i]); }));
+  CKPT_RETURN_IF_ERROR(
+      RunWorkList(items_.size(), total, job, [this](size_t i) { return CompareItem(items_[i]); }));
   return total;
 }
 

@@ -34,8 +34,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/blob/blob_reader.h"
 #include "core/base/work_list.h"
+#include "core/blob/blob_reader.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -61,8 +61,8 @@ struct KeptPart {
 struct TensorRedundancy {
   AtomIndex atom{};
   Sharing sharing = Sharing::kNone;
-  uint64_t stored = 0;   // all copies
-  uint64_t unique = 0;   // after dropping
+  uint64_t stored = 0;     // all copies
+  uint64_t unique = 0;     // after dropping
   uint64_t differing = 0;  // of copies that the format calls equal, or averages: not equal
   uint32_t fewest_holders = 0, most_holders = 0;
   std::vector<KeptPart> keeps;  // who keeps what several hold; sorted
@@ -85,7 +85,7 @@ struct FileRedundancy {
 
 // Tensors whose bytes are equal though they are not copies of each other.
 struct EqualBytes {
-  uint64_t bytes = 0;  // of one
+  uint64_t bytes = 0;     // of one
   bool constant = false;  // each element is the same
   std::vector<AtomIndex> atoms;
 };
@@ -97,7 +97,7 @@ struct SharedPair {
 };
 
 struct RedundancyReport {
-  std::vector<ClassRedundancy> classes;  // in the order of the step's atoms, documents last
+  std::vector<ClassRedundancy> classes;   // in the order of the step's atoms, documents last
   std::vector<TensorRedundancy> tensors;  // all that are stored, in the step's order
   std::vector<FileRedundancy> files;      // that hold tensors, in the step's order
   std::vector<EqualBytes> equal;          // the largest first

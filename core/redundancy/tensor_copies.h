@@ -30,9 +30,9 @@ namespace ckptfs {
 struct CopiedTensor {
   AtomIndex atom{};  // of the step
   uint64_t elements = 0;
-  uint32_t width = 1;  // bytes
+  uint32_t width = 1;             // bytes
   std::vector<AtomIndex> copies;  // of TensorCopies::model(); none if all lie elsewhere
-  bool averaged = false;  // the copies may differ
+  bool averaged = false;          // the copies may differ
   uint64_t bytes() const { return elements * width; }
 };
 

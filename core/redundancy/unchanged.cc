@@ -131,9 +131,9 @@ uint64_t PairComparison::List() {
 
 Result<uint64_t> PairComparison::Compare(const Item& item) {
   const auto read = [&](const NamedTensors& step, size_t tensor) -> Result<std::vector<std::byte>> {
-    CKPT_ASSIGN_OR_RETURN(const CopyReader reader,
-                          CopyReader::Open(step.copies, *step.step.blobs,
-                                           step.copies.tensors()[tensor], item.copy));
+    CKPT_ASSIGN_OR_RETURN(
+        const CopyReader reader,
+        CopyReader::Open(step.copies, *step.step.blobs, step.copies.tensors()[tensor], item.copy));
     std::vector<std::byte> bytes(item.bytes);
     CKPT_RETURN_IF_ERROR(reader.Read(item.offset, bytes));
     return bytes;
@@ -160,7 +160,7 @@ void PairComparison::Reduce(StepSince& since) const {
     const auto shared = shared_.find(i);
     told.shared = shared == shared_.end() ? 0 : shared->second;
     told.unchanged = equal_[i] + told.shared;
-    told.since = paired_[i] == 0               ? SinceBefore::kFresh
+    told.since = paired_[i] == 0                ? SinceBefore::kFresh
                  : told.unchanged == told.bytes ? SinceBefore::kUnchanged
                  : told.unchanged > 0           ? SinceBefore::kPartly
                                                 : SinceBefore::kChanged;

@@ -26,8 +26,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/redundancy/redundancy.h"
 #include "core/inspect/tensor_diff.h"
+#include "core/redundancy/redundancy.h"
 
 namespace ckptfs {
 

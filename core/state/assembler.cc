@@ -43,8 +43,10 @@ Status CheckInside(const Root& root, std::string_view path) {
   if (!base) return Fail(ErrnoError(errno, root.name()));
   if (std::string_view(real.get()).starts_with(JoinPath(base.get(), "") + "/")) return {};
   if (std::string_view(base.get()) == "/") return {};
-  return Fail(ErrorCode::kInvalid, StrCat(name, ": a symbolic link that leaves the checkpoint's "
-                                                "directory ", root.name()));
+  return Fail(ErrorCode::kInvalid, StrCat(name,
+                                          ": a symbolic link that leaves the checkpoint's "
+                                          "directory ",
+                                          root.name()));
 }
 
 Result<Blob> Inspect(uint32_t root_index, const Root& root, std::string_view path) {
@@ -80,7 +82,7 @@ struct Building {
 struct Assembler::State {
   StepModel model;
   std::vector<std::shared_ptr<const Root>> roots;  // of the model, in its order
-  std::vector<Building> building;  // one per atom
+  std::vector<Building> building;                  // one per atom
   std::map<std::pair<uint32_t, std::string>, BlobIndex> blob_by_path;
   std::unordered_map<std::string, ParameterIndex> parameter_by_name;
   std::map<std::tuple<uint32_t, std::string, std::string>, AtomIndex> atom_by_kind;

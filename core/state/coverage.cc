@@ -31,9 +31,7 @@ CoverageDefect TooLong(std::string what) {
 
 uint64_t LastBegin(const FragmentSeries& s) { return s.flat_begin + (s.count - 1) * s.flat_step; }
 uint64_t LastEnd(const FragmentSeries& s) { return LastBegin(s) + s.elements; }
-uint32_t LastBlob(const FragmentSeries& s) {
-  return static_cast<uint32_t>(s.At(s.count - 1).blob);
-}
+uint32_t LastBlob(const FragmentSeries& s) { return static_cast<uint32_t>(s.At(s.count - 1).blob); }
 
 // ---- order and bounds of the series ----------------------------------------
 
@@ -41,8 +39,10 @@ uint32_t LastBlob(const FragmentSeries& s) {
 // overflows is shown here, by divisions.
 Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& sizes) {
   if (s.local >= sizes.size()) {
-    return CoverageDefect{StrCat("a fragment names local tensor ", s.local, ", but there "
-                                                                            "are ", sizes.size()),
+    return CoverageDefect{StrCat("a fragment names local tensor ", s.local,
+                                 ", but there "
+                                 "are ",
+                                 sizes.size()),
                           {s.blob}};
   }
   const uint64_t size = sizes[s.local];
@@ -67,9 +67,8 @@ Defect CheckOrder(const FragmentSeries& a, const FragmentSeries& b) {
     return CoverageDefect{"the series are not in order", {a.blob, b.blob}};
   }
   if (b.flat_begin < LastEnd(a)) {
-    return CoverageDefect{StrCat("elements [", b.flat_begin, ", ",
-                                 std::min(LastEnd(a), LastEnd(b)), ") of local tensor ", a.local,
-                                 " are stored twice"),
+    return CoverageDefect{StrCat("elements [", b.flat_begin, ", ", std::min(LastEnd(a), LastEnd(b)),
+                                 ") of local tensor ", a.local, " are stored twice"),
                           {LastBlob(a), b.blob}};
   }
   return std::nullopt;
@@ -252,10 +251,10 @@ Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
   const TilingReport judged = JudgeTiling(std::move(boxes), atom);
   if (judged.tiling == Tiling::kOverlaps) {
     const auto& [a, b] = judged.overlap;
-    return CoverageDefect{StrCat("local tensors ", a.local, " and ", b.local,
-                                 " both hold the elements from ",
-                                 ShapeToString(b.piece->atom_begin), " on"),
-                          {}};
+    return CoverageDefect{
+        StrCat("local tensors ", a.local, " and ", b.local, " both hold the elements from ",
+               ShapeToString(b.piece->atom_begin), " on"),
+        {}};
   }
   if (volume != total) {
     return CoverageDefect{StrCat("the local tensors hold ", volume, " of the ", total,
@@ -263,8 +262,10 @@ Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
                           {}};
   }
   if (judged.tiling == Tiling::kNot) {
-    return CoverageDefect{StrCat("the ", many, " boxes of its local tensors overlap, and leave as "
-                                 "many elements of shape ", ShapeToString(atom), " uncovered"),
+    return CoverageDefect{StrCat("the ", many,
+                                 " boxes of its local tensors overlap, and leave as "
+                                 "many elements of shape ",
+                                 ShapeToString(atom), " uncovered"),
                           {}};
   }
   return std::nullopt;
@@ -315,8 +316,7 @@ bool ExtendSeries(FragmentSeries& s, uint32_t local, const Fragment& f) {
     s.flat_step = flat_step;
     s.blob_step = blob_step;
     s.offset_step = offset_step;
-  } else if (flat_step != s.flat_step || blob_step != s.blob_step ||
-             offset_step != s.offset_step) {
+  } else if (flat_step != s.flat_step || blob_step != s.blob_step || offset_step != s.offset_step) {
     return false;
   }
   ++s.count;

@@ -11,13 +11,20 @@ namespace {
 // Names under which families know sizes, for every spelling that args and
 // config files use; the first that is there counts.
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"heads", "num_attention_heads"},      {"heads", "n_head"},
-    {"kv_heads", "num_key_value_heads"},   {"kv_heads", "num_query_groups"},
-    {"head_dim", "kv_channels"},           {"hidden", "hidden_size"},
-    {"hidden", "n_embd"},                  {"ffn", "ffn_hidden_size"},
-    {"ffn", "intermediate_size"},          {"layers", "num_layers"},
-    {"layers", "num_hidden_layers"},       {"vocab", "vocab_size"},
-    {"experts", "num_experts"},            {"experts", "num_local_experts"},
+    {"heads", "num_attention_heads"},
+    {"heads", "n_head"},
+    {"kv_heads", "num_key_value_heads"},
+    {"kv_heads", "num_query_groups"},
+    {"head_dim", "kv_channels"},
+    {"hidden", "hidden_size"},
+    {"hidden", "n_embd"},
+    {"ffn", "ffn_hidden_size"},
+    {"ffn", "intermediate_size"},
+    {"layers", "num_layers"},
+    {"layers", "num_hidden_layers"},
+    {"vocab", "vocab_size"},
+    {"experts", "num_experts"},
+    {"experts", "num_local_experts"},
     {"experts", "n_routed_experts"}};
 
 }  // namespace

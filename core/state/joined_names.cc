@@ -54,8 +54,8 @@ bool MayGo(const std::vector<std::string_view>& parts, size_t at) {
          });
 }
 
-// The only name that leaving out one part makes of it; nothing if no other has it.  `part`: the one,
-// or "" for any.
+// The only name that leaving out one part makes of it; nothing if no other has it.  `part`: the
+// one, or "" for any.
 template <class Has>
 std::optional<JoinedName> Joined(std::string_view name, std::string_view part, const Has& has) {
   std::optional<JoinedName> found;

@@ -19,10 +19,10 @@ constexpr int kDirectories = 3;
 
 // The families' names; of two spellings in one file the first counts.
 constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
-    {"num_attention_heads", "heads"}, {"n_head", "heads"},
+    {"num_attention_heads", "heads"},    {"n_head", "heads"},
     {"num_key_value_heads", "kv_heads"}, {"head_dim", "head_dim"},
-    {"hidden_size", "hidden"},        {"n_embd", "hidden"},
-    {"num_experts", "experts"},       {"num_local_experts", "experts"},
+    {"hidden_size", "hidden"},           {"n_embd", "hidden"},
+    {"num_experts", "experts"},          {"num_local_experts", "experts"},
     {"n_routed_experts", "experts"}};
 
 // Reads event by event, so that no tree is built of what nobody asked for.
@@ -131,7 +131,8 @@ Result<ModelSizes> SizesOf(const FamilyVariables& args, const SourceOptions& opt
                            const StepCandidate& step) {
   ModelSizes out{WithCommonSpellings(options.variables), WithCommonSpellings(args),
                  options.configured, options.config};
-  CKPT_ASSIGN_OR_RETURN(std::optional<ModelConfig> config, FindModelConfig(*step.root, step.directory));
+  CKPT_ASSIGN_OR_RETURN(std::optional<ModelConfig> config,
+                        FindModelConfig(*step.root, step.directory));
   if (config) {
     out.configured = std::move(config->sizes);
     out.config = std::move(config->path);

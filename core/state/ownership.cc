@@ -299,11 +299,10 @@ class Decider {
                        evidence == Evidence::kMaster ? " whose master is the weight" : ""));
     }
     if (alike.parameters.size() > 1) {
-      return No(StrCat("nothing proves which states belong to '",
-                       q_.parameters[alike.parameters[0]].name, "' and which to '",
-                       q_.parameters[alike.parameters[1]].name, "', both of shape ",
-                       ShapeToString(shape),
-                       evidence == Evidence::kMaster ? " and with equal masters" : ""));
+      return No(StrCat(
+          "nothing proves which states belong to '", q_.parameters[alike.parameters[0]].name,
+          "' and which to '", q_.parameters[alike.parameters[1]].name, "', both of shape ",
+          ShapeToString(shape), evidence == Evidence::kMaster ? " and with equal masters" : ""));
     }
     if (!CanBe(alike.members[0], alike.parameters[0])) {
       return No(StrCat("a state does not fit '", q_.parameters[alike.parameters[0]].name, "'"));

@@ -31,8 +31,8 @@ struct SourceOptions {
   const FamilySet* families = nullptr;  // never null when a source is called
   std::string family;                   // forced by name; empty: chosen
   FamilyVariables variables;            // --family-set name=value
-  FamilyVariables configured;           // of a config.json that --hf-config gives, for steps without one
-  std::string config;                   // the path of the config.json
+  FamilyVariables configured;  // of a config.json that --hf-config gives, for steps without one
+  std::string config;          // the path of the config.json
   std::vector<std::string> replicated;  // --replicated REGEX: declared equal over tp
   std::vector<std::string> averaged;    // --averaged REGEX
   bool weights_only = false;            // --weights-only: optimizer files may be gone
@@ -47,12 +47,12 @@ struct StepCandidate {
   // Below the root: what is all the step's, the tag directory or what a training tool
   // wrote around it (checkpoint-500).  Empty: `directory`.
   std::string own;
-  std::string save;       // below the root: the save directory, which holds or is it
-  std::string id;         // the framework's tag
+  std::string save;        // below the root: the save directory, which holds or is it
+  std::string id;          // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
-  bool latest = false;    // the framework's own pointer names it
-  bool pointer = false;   // no step: a pointer file that names no directory, as StateOf says
+  bool latest = false;     // the framework's own pointer names it
+  bool pointer = false;    // no step: a pointer file that names no directory, as StateOf says
   bool converted = false;  // made from another save: that one comes first
 
   const std::string& Own() const { return own.empty() ? directory : own; }
@@ -67,7 +67,8 @@ struct StepCandidate {
   }
 };
 
-// How far the save of a step is, as far as its files tell (formats/tools/save_order.h has the rows).
+// How far the save of a step is, as far as its files tell (formats/tools/save_order.h has the
+// rows).
 enum class SavePhase {
   kAbsent,       // not a step: a pointer to none
   kBegun,        // a file that the step needs is not there, or its tool's last one
@@ -79,7 +80,8 @@ enum class SavePhase {
 
 struct SaveState {
   SavePhase phase = SavePhase::kProvisional;
-  std::string last = {};  // what is written last, below the root, there or not; "" where nothing tells
+  std::string last =
+      {};  // what is written last, below the root, there or not; "" where nothing tells
   std::optional<Error> missing = {};  // of kAbsent and kBegun: what, or why nobody can tell
 
   static SaveState Begun(Error missing) { return {SavePhase::kBegun, {}, std::move(missing)}; }

@@ -3,8 +3,8 @@
 // FitOf says whether an optimizer's state can belong to a parameter, by its kind and both
 // shapes, and WholeShapeOf which shape of a parameter a set of states tells.
 //
-//   whole      the parameter's own shape; most kinds, and those of IsWholeKind unless they are numbers
-//   factored   rows and columns of a second moment: the shape without its last dimension or
+//   whole      the parameter's own shape; most kinds, and those of IsWholeKind unless they are
+//   numbers factored   rows and columns of a second moment: the shape without its last dimension or
 //              without the one before (transformers.Adafactor), or with 1 there
 //              (torch.optim.Adafactor, torch.optim.Muon); the shape with 1 in any dimensions (one
 //              value a row)

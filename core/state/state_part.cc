@@ -104,8 +104,9 @@ Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   if (part.flat && !part.order.empty()) return Refuse("it has both a flat range and an order");
   const bool both = !part.pieces.empty() && part.flat;
   if (both != part.local_shape.has_value()) {
-    return Refuse("it must have a local shape if, and only if, it has both pieces and a flat "
-                  "range");
+    return Refuse(
+        "it must have a local shape if, and only if, it has both pieces and a flat "
+        "range");
   }
   LocalRange range;
   if (!part.order.empty() && part.pieces.empty()) {
@@ -114,12 +115,13 @@ Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
       return Refuse("a tensor of shape ", ShapeToString(stored), " in that order is not of shape ",
                     ShapeToString(part.shape));
     }
-    range.local = {stored, {{part.shape, std::vector<uint64_t>(part.shape.size(), 0), 0,
-                             lying.strides, 1.0}}};
+    range.local = {
+        stored, {{part.shape, std::vector<uint64_t>(part.shape.size(), 0), 0, lying.strides, 1.0}}};
   } else if (part.pieces.empty()) {
     range.local = WholeTensor(part.shape);
   } else {
-    CKPT_ASSIGN_OR_RETURN(range.local, LocalOf(part, both ? *part.local_shape : stored, part.order));
+    CKPT_ASSIGN_OR_RETURN(range.local,
+                          LocalOf(part, both ? *part.local_shape : stored, part.order));
   }
   CKPT_RETURN_IF_ERROR(ValidateLocal(range.local, part.shape));
   CKPT_ASSIGN_OR_RETURN(const uint64_t all, ElementCount(range.local.shape));

@@ -32,10 +32,10 @@ struct LocalBox {
 };
 
 enum class Tiling {
-  kTiles,      // proven, with certainty or as above
-  kOverlaps,   // two boxes share an element
-  kNot,        // they overlap or leave a gap
-  kDisjoint,   // no two share an element; whether they leave a gap their volume tells
+  kTiles,     // proven, with certainty or as above
+  kOverlaps,  // two boxes share an element
+  kNot,       // they overlap or leave a gap
+  kDisjoint,  // no two share an element; whether they leave a gap their volume tells
 };
 
 struct TilingReport {

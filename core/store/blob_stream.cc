@@ -42,10 +42,10 @@ struct BlobStream::State {
   uint64_t posted GUARDED_BY(mutex) = 0;
   std::map<uint64_t, std::vector<Digest>> written GUARDED_BY(mutex);  // by offset
   Writer writer GUARDED_BY(mutex);
-  bool making GUARDED_BY(mutex) = false;   // the writer
-  int busy GUARDED_BY(mutex) = 0;          // pieces that use it
-  bool over GUARDED_BY(mutex) = false;     // no more pieces
-  bool wanted GUARDED_BY(mutex) = false;   // by the caller that finishes it
+  bool making GUARDED_BY(mutex) = false;  // the writer
+  int busy GUARDED_BY(mutex) = 0;         // pieces that use it
+  bool over GUARDED_BY(mutex) = false;    // no more pieces
+  bool wanted GUARDED_BY(mutex) = false;  // by the caller that finishes it
   bool failed GUARDED_BY(mutex) = false;
 
   // The caller drops the returned writer, and with it what it had written if no piece uses it.
@@ -134,7 +134,9 @@ void BlobStream::State::Write(uint64_t at, uint64_t bytes) {
   static thread_local const Pages buffer = MakePages(kCopyBytes);
   const auto to = Use();
   if (to && *to == nullptr) return;
-  const Status done = to ? Caught([&] { return WritePiece(**to, at, {buffer.get(), bytes}); })
+  const Status done = to ? Caught([&] {
+    return WritePiece(**to, at, {buffer.get(), bytes});
+  })
                          : Fail(Error(to.error()));
   Writer gone;
   MutexLock lock(mutex);

@@ -14,12 +14,12 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
-#include "core/store/prepared_sweep.h"
-#include "core/io/file_storage.h"
 #include "core/io/blob_directories.h"
-#include "core/store/lives.h"
+#include "core/io/file_storage.h"
 #include "core/manifest/manifest_format.h"
 #include "core/records/records.h"
+#include "core/store/lives.h"
+#include "core/store/prepared_sweep.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_state.h"
 
@@ -50,9 +50,9 @@ Result<Store::State::Needs> Store::State::NeedsOfManifest(const Digest& manifest
     const auto known = needs.find(manifest);
     if (known != needs.end()) return known->second;
   }
-  CKPT_ASSIGN_OR_RETURN(const WholeFile file,
-                        WholeFile::Open(*storage, ManifestName(manifest),
-                                        kManifestHeaderSize + kManifestMaxPayload));
+  CKPT_ASSIGN_OR_RETURN(
+      const WholeFile file,
+      WholeFile::Open(*storage, ManifestName(manifest), kManifestHeaderSize + kManifestMaxPayload));
   CKPT_ASSIGN_OR_RETURN(const StepModel model, ParseNamedManifest(file.text(), manifest, Blobs()));
   Needs found = NeedsOf(model);
   MutexLock lock(mutex);
@@ -117,7 +117,7 @@ class Collection {
   State& state_;
   const CollectRequest& request_;
   CollectReport report_;
-  std::set<Digest> gone_;  // manifests that were reclaimed, or would be
+  std::set<Digest> gone_;                      // manifests that were reclaimed, or would be
   std::map<std::string, bool> closed_to_old_;  // by run
 };
 
@@ -231,8 +231,10 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
     std::vector<std::pair<Digest, std::unique_ptr<const FileLock>>> locked;
     for (size_t i = at; i < std::min(dead.size(), at + kLocksAtOnce); ++i) {
       auto lock = LockManifest(dead[i]);
-      if (lock) locked.emplace_back(dead[i], std::move(lock));
-      else ++report_.busy;
+      if (lock)
+        locked.emplace_back(dead[i], std::move(lock));
+      else
+        ++report_.busy;
     }
     // Once more under the locks: a holder of one may have published meanwhile.
     std::optional<std::set<Digest>> now = live;
@@ -316,8 +318,10 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
     std::vector<std::pair<std::string, std::unique_ptr<const FileLock>>> claimed;
     for (size_t i = at; i < std::min(unneeded.size(), at + kLocksAtOnce); ++i) {
       auto claim = ClaimBlobDirectory(state_.directory, unneeded[i]);
-      if (claim) claimed.emplace_back(unneeded[i], std::move(claim));
-      else ++report_.busy;
+      if (claim)
+        claimed.emplace_back(unneeded[i], std::move(claim));
+      else
+        ++report_.busy;
     }
     // Once more: a holder of one may have published meanwhile.
     CKPT_ASSIGN_OR_RETURN(needed, NeededDirectories());
@@ -418,8 +422,9 @@ Result<CollectReport> Collection::Run() {
 
 Result<CollectReport> Store::Collect(const CollectRequest& request) {
   if (state_->directory.empty()) {
-    return Fail(ErrorCode::kUnsupported, "only a store in a directory of this machine can be "
-                                         "collected");
+    return Fail(ErrorCode::kUnsupported,
+                "only a store in a directory of this machine can be "
+                "collected");
   }
   return Collection(*this, *state_, request).Run();
 }

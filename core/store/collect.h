@@ -36,9 +36,9 @@ struct CollectReport {
   uint64_t manifests = 0;        // reclaimed, with those of the steps removed now
   uint64_t directories = 0;      // of blobs
   uint64_t bytes = 0;
-  uint64_t busy = 0;             // manifests and directories that somebody holds: not reclaimed now
-  uint64_t records = 0;          // of daemons that are gone (core/store/prepared_sweep.h)
-  uint64_t watched = 0;          // daemons of which a later call may find that they are gone
+  uint64_t busy = 0;     // manifests and directories that somebody holds: not reclaimed now
+  uint64_t records = 0;  // of daemons that are gone (core/store/prepared_sweep.h)
+  uint64_t watched = 0;  // daemons of which a later call may find that they are gone
   std::vector<std::string> notes;  // files that could not be judged, and so stay
 };
 

@@ -75,11 +75,13 @@ const StepRecord* Greatest(const std::vector<const StepRecord*>& steps,
                            [&](const StepRecord* a, const StepRecord* b) { return less(*a, *b); });
 }
 
-std::optional<LifeChoice::Doubt> DoubtOf(std::vector<const StepRecord*> alike, const StepRecord& save) {
+std::optional<LifeChoice::Doubt> DoubtOf(std::vector<const StepRecord*> alike,
+                                         const StepRecord& save) {
   alike.push_back(&save);
   const StepRecord* const later = Greatest(alike, IsEarlier);
   const StepRecord* const greater = Greatest(alike, IsOlder);
-  if (later->mtime_ns == greater->mtime_ns || later->iteration == greater->iteration) return std::nullopt;
+  if (later->mtime_ns == greater->mtime_ns || later->iteration == greater->iteration)
+    return std::nullopt;
   if (later != &save && greater != &save) return std::nullopt;  // told of those
   const auto record = [&](const StepRecord* step) {
     return step == &save ? std::nullopt : std::optional(*step);
@@ -122,10 +124,12 @@ LifeEvidence EvidenceOf(std::span<const StepRecord> steps, const NewSave& save,
 
 std::string_view WhyOf(LifeEvidence evidence) {
   switch (evidence) {
-    case LifeEvidence::kSavedAgain: return "the same path was saved again, later than the earlier "
-                                           "step";
-    case LifeEvidence::kGone: return "the earlier step is gone from its place, and the new step "
-                                     "is later";
+    case LifeEvidence::kSavedAgain:
+      return "the same path was saved again, later than the earlier "
+             "step";
+    case LifeEvidence::kGone:
+      return "the earlier step is gone from its place, and the new step "
+             "is later";
     case LifeEvidence::kNamed: return "the job's own pointer names a later save";
     case LifeEvidence::kArrived: return "the new step was saved while the directory was followed";
     case LifeEvidence::kNone: break;
@@ -182,7 +186,8 @@ std::vector<size_t> OrderOfSaves(std::span<const FoundSave> saves) {
     if (!named.named || named.converted) continue;
     std::optional<int64_t> before;  // the latest time of those that the job went back from
     for (const FoundSave& other : saves) {
-      if (other.save != named.save || other.converted || other.iteration <= named.iteration) continue;
+      if (other.save != named.save || other.converted || other.iteration <= named.iteration)
+        continue;
       before = std::max(other.mtime_ns, before.value_or(other.mtime_ns));
     }
     if (!before || named.mtime_ns <= *before) continue;
@@ -236,7 +241,8 @@ std::string DescribeChoice(const StepRecord& published, const LifeChoice& choice
   return StrCat(name(choice.doubt->later), " has a later time than ", name(choice.doubt->greater),
                 ", which has the greater iteration and stays `latest`: nothing proves that the "
                 "training began again; if it did, run `ckptfs "
-                "remove ", name(choice.doubt->greater), "`");
+                "remove ",
+                name(choice.doubt->greater), "`");
 }
 
 }  // namespace ckptfs

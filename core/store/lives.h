@@ -92,8 +92,8 @@ struct NewSave {
   };
   std::optional<Named> named;
   bool arrived = false;  // it came while the directory was followed, after a greater iteration
-  // The earliest time of a file that something is read of; 0: not known.  A save writes all of them:
-  // a step of which some were converted later is not another save.
+  // The earliest time of a file that something is read of; 0: not known.  A save writes all of
+  // them: a step of which some were converted later is not another save.
   int64_t oldest_ns = 0;
 };
 
@@ -128,7 +128,8 @@ struct LifeChoice {
 LifeChoice LifeOf(std::span<const StepRecord> steps, const NewSave& save,
                   const std::function<SourceNow(const StepRecord&)>& look);
 
-// For the user: "run/b begins life 2: ..." or that nothing proves it; empty if there is nothing to tell.
+// For the user: "run/b begins life 2: ..." or that nothing proves it; empty if there is nothing to
+// tell.
 std::string DescribeChoice(const StepRecord& published, const LifeChoice& choice);
 
 }  // namespace ckptfs

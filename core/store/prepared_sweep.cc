@@ -52,9 +52,9 @@ bool PreparedSweep::IsGone(const Digest& node) {
   const auto [at, first] = states_.try_emplace(node, PresenceState::kGone);
   if (first) {
     const auto said = present_.find(node);
-    at->second = watch_.Look(
-        directory_, node, said == present_.end() ? std::nullopt : std::optional(said->second),
-        PresenceWatch::Time::clock::now());
+    at->second = watch_.Look(directory_, node,
+                             said == present_.end() ? std::nullopt : std::optional(said->second),
+                             PresenceWatch::Time::clock::now());
     if (at->second == PresenceState::kUnknown) ++use_.watched;
   }
   return at->second == PresenceState::kGone;
@@ -129,8 +129,8 @@ Result<bool> PreparedSweep::IsDecided(const Attempt& attempt, const CommitName& 
 // No part of it is there any more: the outcome goes with its writer.
 Status PreparedSweep::JudgeOutcome(const Attempt& attempt, const CommitName& name) {
   std::optional<Digest> node;
-  CKPT_ASSIGN_OR_RETURN(const auto text, Read(attempt.outcome.empty() ? attempt.done
-                                                                      : attempt.outcome));
+  CKPT_ASSIGN_OR_RETURN(const auto text,
+                        Read(attempt.outcome.empty() ? attempt.done : attempt.outcome));
   if (!text) return {};
   if (attempt.outcome.empty()) {
     const auto done = ParseDone(*text);

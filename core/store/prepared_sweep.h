@@ -15,8 +15,8 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
-#include "core/records/node_presence.h"
 #include "core/io/root.h"
+#include "core/records/node_presence.h"
 
 namespace ckptfs {
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <set>
 
-#include "core/manifest/manifest.h"
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
+#include "core/manifest/manifest.h"
 #include "core/records/records.h"
 
 namespace ckptfs {

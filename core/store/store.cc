@@ -7,10 +7,10 @@
 
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
-#include "core/store/catalogue.h"
-#include "core/store/lives.h"
 #include "core/manifest/manifest_format.h"
 #include "core/records/records.h"
+#include "core/store/catalogue.h"
+#include "core/store/lives.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
 #include "core/store/store_state.h"
@@ -159,9 +159,10 @@ Status Store::State::CheckPresent() {
     return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
                                        " now; ckptfs keeps what it knows of the former store"));
   }
-  return Fail(ErrorCode::kIo, StrCat("store ", directory, " cannot be "
-                                                          "reached (", now.error().message,
-                                     "); ckptfs keeps what it knows of it"));
+  return Fail(ErrorCode::kIo, StrCat("store ", directory,
+                                     " cannot be "
+                                     "reached (",
+                                     now.error().message, "); ckptfs keeps what it knows of it"));
 }
 
 Status Store::State::BuildIndex() {

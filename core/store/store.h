@@ -43,7 +43,7 @@ namespace ckptfs {
 
 // A side blob on its way into a step (WithSideBlob).
 struct SideBlob {
-  Blob blob;         // access is the caller's to fill in
+  Blob blob;  // access is the caller's to fill in
   std::string root;
   std::shared_ptr<const void> hold;  // while it lives no sweep removes the blob
 };
@@ -58,14 +58,14 @@ struct StepChange {
 
 // The changes since a caller last asked.
 struct StepNews {
-  uint64_t generation = 0;  // the argument of the next call
-  bool all = false;         // `changes` is all there is: what it does not name is gone
+  uint64_t generation = 0;          // the argument of the next call
+  bool all = false;                 // `changes` is all there is: what it does not name is gone
   std::vector<StepChange> changes;  // in order
 };
 
-class BlobStream;  // core/store/blob_stream.h
-class Root;  // core/io/root.h
-class PresenceWatch;  // core/records/node_presence.h
+class BlobStream;       // core/store/blob_stream.h
+class Root;             // core/io/root.h
+class PresenceWatch;    // core/records/node_presence.h
 struct CollectRequest;  // core/store/collect.h
 struct CollectReport;
 
@@ -87,8 +87,8 @@ class Store {
   // Over any storage: what Open does with that of a directory.  One that holds no
   // store yet becomes one when `create`.  `directory`: where it lies on local
   // disk, for the catalogue and for holding side blobs; empty: nowhere.
-  static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage,
-                                               bool create = true, std::string directory = {});
+  static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage, bool create = true,
+                                               std::string directory = {});
   ~Store();
 
   // The model's manifest here.  `unpacked`: of the same step before it had a side
@@ -140,8 +140,8 @@ class Store {
   // and of adopts that were killed.
   Status Sweep();
 
-  Result<std::vector<std::string>> Runs();                        // sorted
-  Result<std::vector<StepRecord>> Steps(std::string_view run);    // oldest first (IsOlder)
+  Result<std::vector<std::string>> Runs();                      // sorted
+  Result<std::vector<StepRecord>> Steps(std::string_view run);  // oldest first (IsOlder)
   // `id` or "latest".  A record that cannot be
   // read is an error for its own id and for "latest".
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
@@ -182,7 +182,7 @@ class Store {
   const std::shared_ptr<Storage>& storage() const;
   // Returns the other daemons that are at work, as far as this process has seen.
   PresenceWatch& presences();
-  std::string blobs() const;             // where its own blobs are; empty likewise
+  std::string blobs() const;  // where its own blobs are; empty likewise
 
   struct State;  // store_state.h
 

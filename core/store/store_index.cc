@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
+#include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
 
 namespace ckptfs {

@@ -18,8 +18,8 @@
 
 #include "core/base/result.h"
 #include "core/io/root.h"
-#include "core/store/catalogue.h"
 #include "core/records/records.h"
+#include "core/store/catalogue.h"
 #include "core/store/store.h"
 
 namespace ckptfs {

@@ -4,14 +4,14 @@
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/manifest_format.h"
 #include "core/model/side_blob.h"
+#include "core/records/records.h"
 #include "core/store/blob_copy.h"
 #include "core/store/catalogue.h"
-#include "core/manifest/manifest_format.h"
-#include "core/records/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
 #include "core/store/store_state.h"
@@ -46,7 +46,8 @@ Result<std::shared_ptr<const void>> Store::State::PutHeldManifest(const std::str
     auto held = HoldManifest(digest);
     if (held || directory.empty()) return held;
   }
-  return Fail(ErrorCode::kExhausted, StrCat(ManifestName(digest), " is being removed all the time"));
+  return Fail(ErrorCode::kExhausted,
+              StrCat(ManifestName(digest), " is being removed all the time"));
 }
 
 // Success if no step of another root is in the run.
@@ -59,8 +60,9 @@ Status Store::State::CheckOthers(const std::string& run, const std::string& root
   for (const auto& [id, step] : found->second) {
     if (!step.record) return Fail(Error(step.record.error()));
     if (step.record->root == root) continue;
-    return Fail(Error{ErrorCode::kExists, StrCat("run '", run, "' belongs to ", step.record->root)}
-                    .Needing("adopt under another name (--name)"));
+    return Fail(
+        Error{ErrorCode::kExists, StrCat("run '", run, "' belongs to ", step.record->root)}.Needing(
+            "adopt under another name (--name)"));
   }
   return {};
 }
@@ -122,7 +124,8 @@ Result<bool> Store::State::TryRecord(const StepRecord& wanted, const Incarnation
   const Status published = PublishText(*storage, name, text);
   if (!published) {
     const ErrorCode why = published.error().code;  // kNotFound: such a record was reclaimed
-    if (why != ErrorCode::kExists && why != ErrorCode::kNotFound) return Fail(Error(published.error()));
+    if (why != ErrorCode::kExists && why != ErrorCode::kNotFound)
+      return Fail(Error(published.error()));
     return false;
   }
   // Others may have used the number, and reclaimed its record, since we looked.
@@ -254,14 +257,16 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
 
 Status Store::Confirm(const StepRecord& record) {
   for (int race = 0; race < kMaxPublishRaces; ++race) {
-    CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*state_->storage, record.run, record.id));
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                          LastIncarnation(*state_->storage, record.run, record.id));
     if (!last.live) return {};
     CKPT_ASSIGN_OR_RETURN(auto there, state_->RecordOf(last));
     if (!there || there->manifest != record.manifest || !there->provisional) return {};
     CKPT_ASSIGN_OR_RETURN(const bool done, state_->TryRecord(Confirmed(*std::move(there)), last));
     if (done) return {};
   }
-  return Fail(ErrorCode::kExhausted, StrCat("step '", record.id, "' is being published all the time"));
+  return Fail(ErrorCode::kExhausted,
+              StrCat("step '", record.id, "' is being published all the time"));
 }
 
 Result<std::unique_ptr<StorageWriter>> Store::CreateBlob(std::string_view path) {
@@ -333,8 +338,7 @@ Status Store::Remove(const StepRecord& record) {
   if (there && there->manifest != record.manifest) return Fail(gone);
   Status published = PublishText(*state_->storage, DeletedName(last.name),
                                  RenderText("manifest", record.manifest.Hex()));
-  if (!published && published.error().code == ErrorCode::kExhausted &&
-      !state_->directory.empty()) {
+  if (!published && published.error().code == ErrorCode::kExhausted && !state_->directory.empty()) {
     published = state_->Retire(last.name);
     if (!published && published.error().code == ErrorCode::kNotFound) return Fail(gone);
   }

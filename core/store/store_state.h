@@ -45,13 +45,14 @@ struct Store::State {
   Mutex mutex;
   StoreIndex index GUARDED_BY(mutex);
   StepChanges changes GUARDED_BY(mutex);
-  uint64_t tickets GUARDED_BY(mutex) = 0;    // refreshes begun and local changes
-  uint64_t installed GUARDED_BY(mutex) = 0;  // the refresh that `index` is of; 0: none yet
-  int refreshing GUARDED_BY(mutex) = 0;      // refreshes in progress
+  uint64_t tickets GUARDED_BY(mutex) = 0;            // refreshes begun and local changes
+  uint64_t installed GUARDED_BY(mutex) = 0;          // the refresh that `index` is of; 0: none yet
+  int refreshing GUARDED_BY(mutex) = 0;              // refreshes in progress
   std::vector<LocalChange> local GUARDED_BY(mutex);  // since the first of those began
   std::map<std::string, std::weak_ptr<const Step>> loaded GUARDED_BY(mutex);  // by record name
 
-  std::map<std::string, std::string> saving GUARDED_BY(mutex);  // the last job of SaveTimeOf, by run
+  std::map<std::string, std::string> saving
+      GUARDED_BY(mutex);  // the last job of SaveTimeOf, by run
 
   // The blobs that a manifest needs in the store's own directories.
   struct Needs {
@@ -98,7 +99,6 @@ struct Store::State {
   Result<bool> TryRecord(const StepRecord& wanted, const Incarnation& last);
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
                                                const PublishHow& how);
-
 };
 
 }  // namespace ckptfs

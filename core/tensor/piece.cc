@@ -49,8 +49,10 @@ Status ValidateImage(const Piece& piece, uint64_t elements) {
     }
   }
   if (last >= elements) {
-    return Broken(StrCat("a piece's last element is ", last, ", but the size of its local "
-                                                             "tensor is ", elements));
+    return Broken(StrCat("a piece's last element is ", last,
+                         ", but the size of its local "
+                         "tensor is ",
+                         elements));
   }
   return {};
 }

@@ -35,9 +35,8 @@ FarCopies::Part FarCopies::PartAt(size_t index, uint64_t first) const {
   Part part{index, first, 1, at / block_size, at + width > end};
   if (part.split) return part;
   const uint64_t left = copy.count - first;
-  part.count = copy.source_stride == 0
-                   ? left
-                   : std::min(left, (end - width - at) / copy.source_stride + 1);
+  part.count =
+      copy.source_stride == 0 ? left : std::min(left, (end - width - at) / copy.source_stride + 1);
   return part;
 }
 
@@ -83,8 +82,8 @@ void FarCopies::CopyPart(const Part& part, const std::byte* block, const std::by
   const uint64_t width = copy.conversion->stored_width();
   const uint64_t block_size = blobs_.cache().block();
   const uint64_t within = copy.offset + part.first * copy.source_stride - part.block * block_size;
-  std::byte* const to = copy.destination +
-                        part.first * copy.destination_stride * copy.conversion->shown_width();
+  std::byte* const to =
+      copy.destination + part.first * copy.destination_stride * copy.conversion->shown_width();
   if (!part.split) {
     return copy.conversion->Run(block + within, copy.source_stride / width, to,
                                 copy.destination_stride, part.count);

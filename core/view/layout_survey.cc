@@ -11,13 +11,15 @@
 namespace ckptfs {
 namespace {
 
-void Add(LayoutSurvey::Format& format, const LayoutOffer::Answer& answer, const std::string& layout) {
+void Add(LayoutSurvey::Format& format, const LayoutOffer::Answer& answer,
+         const std::string& layout) {
   if (!answer.refusal) {
     format.shown.push_back(layout);
     return;
   }
   const std::string& reason = answer.refusal->message;
-  const auto same = std::ranges::find(format.refused, reason, [](const auto& one) { return one.first; });
+  const auto same =
+      std::ranges::find(format.refused, reason, [](const auto& one) { return one.first; });
   if (same != format.refused.end()) {
     same->second.push_back(layout);
   } else {
@@ -34,7 +36,8 @@ std::string Joined(const std::vector<std::string>& words) {
 // Texts, each once, with where they are said: layouts by the formats that say it of them.
 class SaidOf {
  public:
-  void Add(const std::string& text, const std::vector<std::string>& formats, const std::string& layout) {
+  void Add(const std::string& text, const std::vector<std::string>& formats,
+           const std::string& layout) {
     auto said = std::ranges::find(texts_, text, [](const auto& one) { return one.first; });
     if (said == texts_.end()) said = texts_.insert(said, {text, {}});
     for (auto& [who, which] : said->second) {
@@ -53,8 +56,9 @@ class SaidOf {
     for (const auto& [text, places] : texts_) {
       std::string where;
       for (const auto& [who, which] : places) {
-        where += StrCat(where.empty() ? "" : "; ", which.size() == all(who) ? "any layout" : Joined(which),
-                        " (", Joined(who), ")");
+        where +=
+            StrCat(where.empty() ? "" : "; ",
+                   which.size() == all(who) ? "any layout" : Joined(which), " (", Joined(who), ")");
       }
       lines.push_back(StrCat(where, ": ", text));
     }
@@ -82,7 +86,8 @@ std::vector<Layout> UsualLayouts(const Layout& own) {
 LayoutSurvey SurveyLayouts(const std::shared_ptr<const StepModel>& step,
                            std::span<const std::unique_ptr<ViewFormat>> formats) {
   LayoutSurvey survey;
-  for (const auto& format : formats) survey.formats.push_back({std::string(format->name()), {}, {}});
+  for (const auto& format : formats)
+    survey.formats.push_back({std::string(format->name()), {}, {}});
   const std::vector<Layout> layouts = UsualLayouts(step->layout);
   survey.offers.resize(layouts.size());
   ParallelFor(layouts.size(), [&](size_t i) {
@@ -114,7 +119,8 @@ std::vector<std::string> LayoutSurvey::LeftOutLines() const {
   SaidOf left_out;
   for (const auto& offer : offers) {
     for (const LayoutOffer::Answer& answer : offer->answers) {
-      for (const std::string& line : answer.left_out) left_out.Add(line, {answer.format}, offer->name);
+      for (const std::string& line : answer.left_out)
+        left_out.Add(line, {answer.format}, offer->name);
     }
   }
   return left_out.Lines([&](const std::vector<std::string>& of) {

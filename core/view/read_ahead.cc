@@ -80,7 +80,8 @@ void RequestFar(const Plan& plan, const StepModel& model, BlobReader& blobs, uin
   const uint64_t end = offset + std::min(length, plan.size() - offset);
   const uint64_t window = bulk ? end + std::min(kFarWindow, plan.size() - end) : end;
   // A range that the read before this one asked for is not asked for again.
-  const bool first = LooksCold(plan, model, blobs, offset) || LooksCold(plan, model, blobs, end - 1);
+  const bool first =
+      LooksCold(plan, model, blobs, offset) || LooksCold(plan, model, blobs, end - 1);
   const uint64_t known = first ? offset : std::max(end, window - std::min(window, end - offset));
   if (known >= window) return;
   Prefetch prefetch(blobs);

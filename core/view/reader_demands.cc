@@ -20,8 +20,8 @@ namespace {
 // torch.optim 2.13, and DeepSpeed's optimizers of 0.19.7.  SGD's first momentum is the gradient,
 // which is what zeros lead to without dampening.
 constexpr std::array<std::string_view, 11> kBeginAsZeros = {
-    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf",         "square_avg", "acc_delta",
-    "grad_avg", "variance",  "ax",             "momentum_buffer", "prev"};
+    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq",  "exp_inf", "square_avg", "acc_delta", "grad_avg",
+    "variance", "ax",         "momentum_buffer", "prev"};
 
 bool IsState(const Atom& atom) {
   return atom.kind != "weight" && atom.kind != "master" && atom.kind != "grad";
@@ -47,11 +47,13 @@ std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
   if (atom.kind == "step") {
     return atom.relation == Relation::kScalar ? "" : "takes only a 'step' that is one number";
   }
-  if (atom.relation == Relation::kScalar && !reader.numbers) return "does not take a state that "
-                                                                    "is one number";
+  if (atom.relation == Relation::kScalar && !reader.numbers)
+    return "does not take a state that "
+           "is one number";
   const bool other = atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque;
-  if (other && !reader.own_shapes) return "does not take a state of another shape than the "
-                                          "parameter's";
+  if (other && !reader.own_shapes)
+    return "does not take a state of another shape than the "
+           "parameter's";
   if (reader.flat && !IsFloat(atom.dtype)) {
     return StrCat("keeps states as fp32, but this one is ", DTypeName(atom.dtype));
   }
@@ -91,7 +93,8 @@ class Check {
                                const std::string& why) const {
     const std::string& first = step_.parameter(of.front()).name;
     const std::string more = of.size() > 1 ? StrCat(" and ", of.size() - 1, " more") : "";
-    Error error{ErrorCode::kUnsupported, StrCat("state '", kind, "' of '", first, "'", more, ": ", why)};
+    Error error{ErrorCode::kUnsupported,
+                StrCat("state '", kind, "' of '", first, "'", more, ": ", why)};
     error.parameter = first;
     return Fail(std::move(error).Needing(reader_.remedy));
   }
@@ -116,8 +119,9 @@ class Check {
     for (const Atom& atom : step_.atoms) {
       if (!IsState(atom) || seen.emplace(atom.parameter, atom.kind).second) continue;
       return Refuse(atom.kind, {atom.parameter},
-                    StrCat("two optimizers have this state, but ", reader_.reader, " has one "
-                                                                                   "optimizer"));
+                    StrCat("two optimizers have this state, but ", reader_.reader,
+                           " has one "
+                           "optimizer"));
     }
     return {};
   }
@@ -131,8 +135,9 @@ class Check {
     for (const std::string_view kind : reader_.asks) {
       if (std::binary_search(kinds.begin(), kinds.end(), kind)) continue;
       return Refuse(std::string(kind), grouped_.members[group],
-                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every "
-                                                                               "parameter, but ",
+                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks),
+                           " of every "
+                           "parameter, but ",
                            "group ", group, " does not have this one"));
     }
     return {};
@@ -150,7 +155,8 @@ class Check {
       if (lacking.empty()) continue;
       return Refuse(kind, lacking,
                     StrCat("the source does not have it, though other parameters of group ", group,
-                           " do; ", reader_.reader, " keeps one for the whole group, and nothing "
+                           " do; ", reader_.reader,
+                           " keeps one for the whole group, and nothing "
                            "tells its first value"));
     }
     return {};
@@ -162,15 +168,16 @@ class Check {
     const std::string& hyper_parameters = step_.groups[group].hyper_parameters;
     for (const WholeState& whole : reader_.whole) {
       if (!std::binary_search(kinds.begin(), kinds.end(), whole.kind)) continue;
-      const bool named = std::any_of(whole.words.begin(), whole.words.end(), [&](std::string_view word) {
-        return hyper_parameters.find(word) != std::string::npos;
-      });
+      const bool named = std::any_of(
+          whole.words.begin(), whole.words.end(),
+          [&](std::string_view word) { return hyper_parameters.find(word) != std::string::npos; });
       if (!named) continue;
       return Refuse(std::string(whole.kind), grouped_.members[group],
                     StrCat("its optimizer keeps it for whole parameters, but "
-                           "at dp", layout_.dp, " ",
-                           reader_.reader, " gives each rank a slice that begins inside a "
-                                           "parameter"));
+                           "at dp",
+                           layout_.dp, " ", reader_.reader,
+                           " gives each rank a slice that begins inside a "
+                           "parameter"));
     }
     return {};
   }
@@ -198,11 +205,13 @@ class Check {
     if (!elements || *elements == 0) return {};
     const uint64_t slice = CeilDiv(*elements, unit) * reader_.slice_unit;
     if ((layout_.dp - 1) * slice < *elements) return {};
-    Error error{ErrorCode::kUnsupported,
-                StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
-                       step_.parameter(grouped_.members[group].front()).name, "', ...): at dp",
-                       layout_.dp, " some ranks do not get one, "
-                                   "and ", reader_.reader, " fails on such a rank")};
+    Error error{
+        ErrorCode::kUnsupported,
+        StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
+               step_.parameter(grouped_.members[group].front()).name, "', ...): at dp", layout_.dp,
+               " some ranks do not get one, "
+               "and ",
+               reader_.reader, " fails on such a rank")};
     return Fail(std::move(error).Needing("ask for a smaller dp"));
   }
 

@@ -43,10 +43,10 @@ struct ReaderDemands {
   std::span<const std::string_view> made_anew = {};
   std::span<const WholeState> whole = {};  // not taken at dp2 and above
   Counts counts = Counts::kPerParameter;
-  bool flat = false;        // one vector of floats per group: no integers, no other shapes
-  bool numbers = true;      // takes a state that is one number, besides `step`
-  bool own_shapes = true;   // takes a state of another shape than the parameter's
-  bool optimizers = true;   // takes states of several optimizers of one parameter
+  bool flat = false;       // one vector of floats per group: no integers, no other shapes
+  bool numbers = true;     // takes a state that is one number, besides `step`
+  bool own_shapes = true;  // takes a state of another shape than the parameter's
+  bool optimizers = true;  // takes states of several optimizers of one parameter
   // Elements that a data-parallel rank's slice of a group is a multiple of, for a reader that fails
   // on a rank whose slice has none of the group's; 0: it does not.
   uint32_t slice_unit = 0;

@@ -66,8 +66,10 @@ struct ZeroKind : Kind {
       : Kind(the_segment), body(the_body) {}
 
   Status Validate(const StepModel&) const {
-    return body.length == segment.length() ? Status{} : Refuse("zeros do not have the segment's "
-                                                               "length");
+    return body.length == segment.length() ? Status{}
+                                           : Refuse(
+                                                 "zeros do not have the segment's "
+                                                 "length");
   }
   Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
     std::memset(out, 0, end - begin);
@@ -179,8 +181,8 @@ struct AtomKind : Kind {
     for (std::optional<AtomIndex> now = body.atom; now;
          now = DerivedFrom(model.atom(*now).source)) {
       const AtomSource& source = model.atom(*now).source;
-      const auto gathers = use == BlobUse::kRead ? GathersRead(source)
-                                                 : std::span<const Gather>(source.gathers);
+      const auto gathers =
+          use == BlobUse::kRead ? GathersRead(source) : std::span<const Gather>(source.gathers);
       AnyBlobOf(gathers, [&](uint32_t blob) {
         if (blob < blobs.size()) blobs[blob] = true;
         return false;

@@ -53,8 +53,9 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
   if (!layout.split.empty()) {
     const uint64_t sum = std::accumulate(layout.split.begin(), layout.split.end(), uint64_t{0});
     if (layout.split.size() != chunks || sum != layers) {
-      return Refuse("the split has ", sum, " layers in ", layout.split.size(), " stages, but the "
-                                                                               "step has ",
+      return Refuse("the split has ", sum, " layers in ", layout.split.size(),
+                    " stages, but the "
+                    "step has ",
                     layers, " for ", chunks);
     }
     return {};
@@ -73,8 +74,11 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
 
 Result<uint32_t> StageOfLayer(const StepModel& step, const Layout& layout, uint32_t layer) {
   const uint32_t layers = step.LayerCount();
-  if (layer >= layers) return Refuse("layer ", layer, " does not exist in a "
-                                                      "step of ", layers, " layers");
+  if (layer >= layers)
+    return Refuse("layer ", layer,
+                  " does not exist in a "
+                  "step of ",
+                  layers, " layers");
   uint64_t chunk = 0;
   if (layout.split.empty()) {
     const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
@@ -130,8 +134,10 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
   const Pattern& pattern = PatternFor(step, layout, parameter);
   if (layout.tp == 1) return {};
   if (pattern.kind == PatternKind::kUnique) {
-    return Refuse("only one tensor-parallel rank held it, and nothing says which rank holds it "
-                  "at tp", layout.tp);
+    return Refuse(
+        "only one tensor-parallel rank held it, and nothing says which rank holds it "
+        "at tp",
+        layout.tp);
   }
   if (pattern.kind != PatternKind::kUnknown) return {};
   if (parameter.source_pattern) {
@@ -139,9 +145,10 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
                         ", and nothing says in which units tp", layout.tp, " may cut it")
                     .Needing("adopt with --family FILE (a rule for this name)"));
   }
-  return Fail(Invalid("no rule says how it is spread over tensor-parallel ranks")
-                  .Needing("adopt with --family FILE (a rule for this name), --family-set NAME=NUMBER "
-                           "(a size that the rule needs) or --replicated REGEX"));
+  return Fail(
+      Invalid("no rule says how it is spread over tensor-parallel ranks")
+          .Needing("adopt with --family FILE (a rule for this name), --family-set NAME=NUMBER "
+                   "(a size that the rule needs) or --replicated REGEX"));
 }
 
 // "--family-set heads=NUMBER --family-set head_dim=NUMBER" of "heads, head_dim".
@@ -149,7 +156,8 @@ std::string FlagsFor(std::string_view missing) {
   std::string flags;
   for (size_t begin = 0; begin < missing.size();) {
     const size_t end = std::min(missing.find(", ", begin), missing.size());
-    flags += StrCat(begin == 0 ? "" : " ", "--family-set ", missing.substr(begin, end - begin), "=NUMBER");
+    flags += StrCat(begin == 0 ? "" : " ", "--family-set ", missing.substr(begin, end - begin),
+                    "=NUMBER");
     begin = end + 2;
   }
   return flags;
@@ -180,9 +188,11 @@ std::optional<Error> MissingSizes(const StepModel& step, const Parameter& parame
 void CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter,
                     ParameterRefusals& refusals) {
   const bool expert = IsExpert(parameter);
-  const Status known = expert ? CheckExpert(step, layout, parameter) : CheckKnown(step, layout, parameter);
+  const Status known =
+      expert ? CheckExpert(step, layout, parameter) : CheckKnown(step, layout, parameter);
   if (!known) {
-    return expert ? refusals.Add(parameter, known.error()) : refusals.AddCut(parameter, known.error());
+    return expert ? refusals.Add(parameter, known.error())
+                  : refusals.AddCut(parameter, known.error());
   }
   if (const auto stages = StagesOf(step, layout, parameter); !stages) {
     return refusals.Add(parameter, stages.error());
@@ -222,7 +232,8 @@ Status ParameterRefusals::Finish() const {
     if (all.needs.empty()) all.needs = error.needs;
   }
   if (reasons_.size() > kShown) {
-    all.message += StrCat("; and ", reasons_.size() - kShown, " other reasons of further parameters");
+    all.message +=
+        StrCat("; and ", reasons_.size() - kShown, " other reasons of further parameters");
   }
   return Fail(std::move(all));
 }
@@ -312,8 +323,8 @@ Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordi
   if (parameter.expert && layout.ep > 1) {
     const uint32_t experts = step.ExpertsOf(parameter);
     if (experts % layout.ep != 0) {
-      return Fail(Invalid(experts, " experts do not divide by ep", layout.ep)
-                      .OfParameter(parameter.name));
+      return Fail(
+          Invalid(experts, " experts do not divide by ep", layout.ep).OfParameter(parameter.name));
     }
     if (*parameter.expert / (experts / layout.ep) != rank.ep) return false;
   }
@@ -333,7 +344,8 @@ Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const 
   return std::make_shared<const LocalTensor>(*std::move(local));
 }
 
-ZeroSlice ZeroSliceOf(const Layout& layout, const RankCoordinate& rank, const Parameter& parameter) {
+ZeroSlice ZeroSliceOf(const Layout& layout, const RankCoordinate& rank,
+                      const Parameter& parameter) {
   if (!IsExpert(parameter)) return {rank.dp, layout.dp};
   const uint64_t grid = uint64_t{layout.tp} * layout.cp * layout.dp;
   return {rank.edp, grid / (uint64_t{layout.ep} * layout.etp)};

@@ -66,8 +66,8 @@ uint64_t EndOf(const Piece& piece) {
 
 AtomBox BoxWithin(const Piece& piece, uint64_t begin, uint64_t end) {
   AtomBox box;
-  uint64_t low = piece.local_offset;             // of all that is not left out yet
-  uint64_t reach = EndOf(piece) - 1 - low;       // from there to the last
+  uint64_t low = piece.local_offset;        // of all that is not left out yet
+  uint64_t reach = EndOf(piece) - 1 - low;  // from there to the last
   for (size_t d = 0; d < piece.shape.size(); ++d) {
     const uint64_t stride = piece.local_strides[d];
     const uint64_t others = reach - (piece.shape[d] - 1) * stride;

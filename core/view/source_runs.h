@@ -161,7 +161,8 @@ RunsEnd ForEachSourceRun(const Gather& gather, const LocalTensor& target, uint64
       index->ForEach(std::span(box.begin).first(piece.shape.size()),
                      std::span(box.end).first(piece.shape.size()), [&](BoxIndex::Entry entry) {
                        const auto& pieces = gather.locals[entry.local].pieces;
-                       return entry.piece >= pieces.size() || take(entry.local, pieces[entry.piece]);
+                       return entry.piece >= pieces.size() ||
+                              take(entry.local, pieces[entry.piece]);
                      });
     } else {
       bool more = wanted > 0;

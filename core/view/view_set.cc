@@ -206,7 +206,8 @@ Error ViewSet::WhyAbsent(std::string_view path) const {
   for (const LayoutOffer::Cause& cause : offer_->Causes()) {
     for (const std::string& format : cause.formats) {
       if (top != format && WordOfNumbered(top) != format) continue;
-      Error error = Error(cause.error).WithContext(StrCat("layout ", offer_->name, " has no ", top));
+      Error error =
+          Error(cause.error).WithContext(StrCat("layout ", offer_->name, " has no ", top));
       error.code = ErrorCode::kUnsupported;
       return error;
     }

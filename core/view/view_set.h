@@ -30,7 +30,7 @@ namespace ckptfs {
 struct LayoutOffer {
   struct Answer {
     std::string format;
-    std::optional<Error> refusal;  // none: it is shown
+    std::optional<Error> refusal;            // none: it is shown
     std::vector<std::string> left_out = {};  // as View's
 
     std::string Text() const;  // "yes", or "no: " and the reason
@@ -46,7 +46,7 @@ struct LayoutOffer {
   std::string name;             // the layout's canonical one
   std::vector<Answer> answers;  // in the order of the formats
 
-  bool Any() const;  // some format shows it
+  bool Any() const;                   // some format shows it
   std::vector<Cause> Causes() const;  // of the refusals, each once, in order
   // kUnsupported: "no format can show layout tp3; rank, deepspeed: ...; huggingface: ...".
   // Parameter and needs are those of the cause that most formats give.

@@ -250,11 +250,11 @@ class Locator {
     auto tensor = FileTensorOf(archive->root(), *archive, blob_, "the chunk");
     if (!tensor) return at(std::move(tensor).error());
     if (tensor->dtype() != chunk.dtype || !std::ranges::equal(tensor->shape(), chunk.sizes)) {
-      return at(Error{ErrorCode::kInvalid,
-                      StrCat("it is ", DTypeName(tensor->dtype()), " ",
-                             ShapeToString(tensor->shape()), ", but .metadata says ",
-                             DTypeName(chunk.dtype), " ",
-                             ShapeToString({chunk.sizes.begin(), chunk.sizes.end()}))});
+      return at(
+          Error{ErrorCode::kInvalid,
+                StrCat("it is ", DTypeName(tensor->dtype()), " ", ShapeToString(tensor->shape()),
+                       ", but .metadata says ", DTypeName(chunk.dtype), " ",
+                       ShapeToString({chunk.sizes.begin(), chunk.sizes.end()}))});
     }
     if (const auto bytes = tensor->Bytes()) {
       found_.dense[i] = bytes->offset;

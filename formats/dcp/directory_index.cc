@@ -54,8 +54,8 @@ Status DirectoryIndex::MakeCuts(const Mesh& mesh, uint64_t cut_from) {
     cuts_.push_back(std::move(cut));
     if (boxes > kMaxBoxes) {
       return Fail(Error{ErrorCode::kUnsupported,
-                        StrCat("cut for ", mesh.ranks(), " ranks it would have more than ", kMaxBoxes,
-                               " chunks, more than readers hold")}
+                        StrCat("cut for ", mesh.ranks(), " ranks it would have more than ",
+                               kMaxBoxes, " chunks, more than readers hold")}
                       .Needing("ask for a smaller mesh: its files load at this mesh, too"));
     }
   }

@@ -79,7 +79,7 @@ class DirectoryIndex {
   Status AppendEntry(size_t entry, uint64_t box, PlanBuilder& plan) const;
 
   std::vector<Entry> entries_;
-  std::vector<Cut> cuts_;                 // by entry
+  std::vector<Cut> cuts_;  // by entry
   std::vector<uint32_t> column_of_rank_;
   std::vector<uint64_t> rank_of_column_;  // any of it
   std::vector<uint64_t> offsets_;         // row-major [cut entry][column]

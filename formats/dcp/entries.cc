@@ -14,17 +14,17 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/dialect/shown_weight.h"
 #include "core/model/step_counts.h"
 #include "core/tensor/cast.h"
-#include "core/dialect/shown_weight.h"
-#include "formats/deepspeed/document_keys.h"
 #include "formats/dcp/document_entries.h"
 #include "formats/dcp/implied_values.h"
 #include "formats/dcp/object_archives.h"
 #include "formats/dcp/source_keys.h"
+#include "formats/deepspeed/document_keys.h"
 #include "formats/tools/tool_files.h"
-#include "formats/torch/pickle/text.h"
 #include "formats/torch/pickle/pickle_reader.h"
+#include "formats/torch/pickle/text.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::dcp {
@@ -48,7 +48,8 @@ Status CheckDType(DType dtype, std::string_view what) {
 // A number as an element of the dtype; nothing if it is not one of that.
 std::optional<std::string> OneElement(PickleRef value, DType dtype) {
   const auto bytes = [](auto number) {
-    return std::string(std::bit_cast<std::array<char, sizeof(number)>>(number).data(), sizeof(number));
+    return std::string(std::bit_cast<std::array<char, sizeof(number)>>(number).data(),
+                       sizeof(number));
   };
   if (const auto truth = value ? value.Bool() : std::nullopt; truth && dtype == DType::kBool) {
     return std::string(1, static_cast<char>(*truth));
@@ -57,7 +58,8 @@ std::optional<std::string> OneElement(PickleRef value, DType dtype) {
   if (whole && dtype == DType::kI64) return bytes(*whole);
   if (whole && dtype == DType::kI32) return bytes(static_cast<int32_t>(*whole));
   if (whole && dtype == DType::kI16) return bytes(static_cast<int16_t>(*whole));
-  if (whole && (dtype == DType::kI8 || dtype == DType::kU8)) return bytes(static_cast<uint8_t>(*whole));
+  if (whole && (dtype == DType::kI8 || dtype == DType::kU8))
+    return bytes(static_cast<uint8_t>(*whole));
   const auto number = value ? value.Number() : std::nullopt;
   if (!number || !IsFloat(dtype)) return std::nullopt;
   const std::string wide = bytes(*number);
@@ -131,8 +133,7 @@ class Collector {
   std::vector<PathStep> StatePath(const std::string& label, ParameterIndex parameter,
                                   const std::string& kind) const {
     const auto number = ParametersNumber(label, parameter);
-    return keys_.StatePath(label, number ? std::to_string(*number) : StateName(parameter),
-                           kind);
+    return keys_.StatePath(label, number ? std::to_string(*number) : StateName(parameter), kind);
   }
 
   std::optional<uint32_t> TensorParallelDim(const Parameter& parameter, const Shape& shape) const {
@@ -158,7 +159,8 @@ class Collector {
   Status AddWeight(const std::string& name, ParameterIndex parameter) {
     const auto weight = WeightOf(step_, layout_, parameter);
     if (!weight) {
-      return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(name));
+      return Fail(
+          Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(name));
     }
     CKPT_RETURN_IF_ERROR(CheckDType(weight->dtype, name));
     Entry& entry = AddTensor(keys_.ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);
@@ -214,8 +216,7 @@ class Collector {
   Status AddObject(std::vector<PathStep> path, const std::function<NodeId(PickleBuilder&)>& value) {
     PickleBuilder builder;
     const NodeId root = value(builder);
-    CKPT_ASSIGN_OR_RETURN(ObjectBytes archive,
-                          objects_.Of(std::move(builder).Finish(root)));
+    CKPT_ASSIGN_OR_RETURN(ObjectBytes archive, objects_.Of(std::move(builder).Finish(root)));
     Add(std::move(path)).body = std::move(archive);
     return {};
   }
@@ -281,17 +282,15 @@ class Collector {
                            PickleRef number = {}) {
     const auto add = [&](std::vector<PathStep> path) -> Status {
       const auto tensor = keys_.tensors.find(KeyOf(path));
-      const auto bytes = tensor == keys_.tensors.end()
-                             ? std::nullopt
-                             : OneElement(number, tensor->second.first);
+      const auto bytes =
+          tensor == keys_.tensors.end() ? std::nullopt : OneElement(number, tensor->second.first);
       if (!bytes) return AddObject(std::move(path), value);
       AddTensor(std::move(path), tensor->second.first, tensor->second.second).body =
           ShortTensor{*bytes};
       return {};
     };
     if (!keys_.flat) {
-      return add(Below(*shown.optimizer,
-                       {{"param_groups", {}}, {"", shown.number}, {key, {}}}));
+      return add(Below(*shown.optimizer, {{"param_groups", {}}, {"", shown.number}, {key, {}}}));
     }
     for (ParameterIndex p : shown.group->parameters) {
       CKPT_RETURN_IF_ERROR(
@@ -380,7 +379,8 @@ class Collector {
     for (Entry& entry : found) {
       if (!taken.insert(entry.key).second) continue;
       if (const auto* index = std::get_if<AtomIndex>(&entry.body)) {
-        entry.tp_dim = TensorParallelDim(step_.parameter(step_.atom(*index).parameter), entry.shape);
+        entry.tp_dim =
+            TensorParallelDim(step_.parameter(step_.atom(*index).parameter), entry.shape);
       }
       entries_.push_back(std::move(entry));
     }
@@ -437,12 +437,13 @@ class Collector {
     std::unordered_set<std::string_view> seen;
     for (const Entry& entry : entries_) {
       if (!IsUtf8(entry.key)) {
-        return Fail(ErrorCode::kUnsupported,
-                    StrCat("the key '", entry.key, "' is not UTF-8, but texts of a pickle "
-                                                   "must be"));
+        return Fail(ErrorCode::kUnsupported, StrCat("the key '", entry.key,
+                                                    "' is not UTF-8, but texts of a pickle "
+                                                    "must be"));
       }
       if (seen.insert(entry.key).second) continue;
-      return Fail(ErrorCode::kUnsupported, StrCat("two values would have the key '", entry.key, "'"));
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("two values would have the key '", entry.key, "'"));
     }
     return {};
   }
@@ -453,7 +454,7 @@ class Collector {
   const KeyShape& keys_;
   ObjectArchives objects_;
   std::vector<std::map<std::string, AtomIndex>> states_;  // by parameter, kind
-  std::set<ParameterIndex> begun_;  // with states that are not atoms
+  std::set<ParameterIndex> begun_;                        // with states that are not atoms
   std::map<ParameterIndex, double> steps_;
   std::vector<Entry> entries_;
 };
@@ -463,10 +464,10 @@ class Collector {
 Result<std::string> StepBytes(double number) {
   const auto count = static_cast<float>(number);
   if (static_cast<double>(count) != number) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(std::to_string(number), " steps: torch's optimizers count in fp32, which "
-                                               "cannot "
-                       "hold that number"));
+    return Fail(ErrorCode::kUnsupported, StrCat(std::to_string(number),
+                                                " steps: torch's optimizers count in fp32, which "
+                                                "cannot "
+                                                "hold that number"));
   }
   return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
 }

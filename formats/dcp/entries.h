@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/dialect/shown_names.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
-#include "core/dialect/shown_names.h"
 #include "formats/dcp/key_shape.h"
 #include "formats/torch/archive_builder.h"
 

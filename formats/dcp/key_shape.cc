@@ -19,7 +19,8 @@ std::string WithoutDot(std::string_view prefix) {
 
 void ReadTensors(PickleRef given, KeyShape& keys) {
   for (const auto& [key, tensor] : given.Items()) {
-    const auto dtype = tensor.IsSequence() && tensor.size() == 2 ? tensor.at(0).String() : std::nullopt;
+    const auto dtype =
+        tensor.IsSequence() && tensor.size() == 2 ? tensor.at(0).String() : std::nullopt;
     const auto known = dtype ? DTypeFromName(*dtype) : std::nullopt;
     auto shape = known ? tensor.at(1).AsShape() : std::nullopt;
     const auto elements = shape ? ElementCount(*shape) : Result<uint64_t>(0);
@@ -164,7 +165,8 @@ Result<KeyShape> KeysAsked(const StepModel& step, const Layout& layout) {
     case ckptfs::StateKeys::kAsSource: return SpelledKeys(step);
     case ckptfs::StateKeys::kNested: break;
     case ckptfs::StateKeys::kFlat: return KeyShape{.flat = true};
-    case ckptfs::StateKeys::kTitan: return KeyShape{.model = "", .optimizer = "optimizer", .flat = true};
+    case ckptfs::StateKeys::kTitan:
+      return KeyShape{.model = "", .optimizer = "optimizer", .flat = true};
     case ckptfs::StateKeys::kAccelerate: return KeyShape{.optimizer = "optimizer"};
     case ckptfs::StateKeys::kNumbered: return NumberedKeys(step);
   }

@@ -85,9 +85,9 @@ class MeshCut {
 
   Shape shape_;
   std::optional<uint32_t> tp_dim_;
-  uint64_t tp_ = 1;          // of the mesh, for numbering ranks
-  TorchChunks tp_parts_;     // along tp_dim; else one
-  TorchChunks full_rows_;    // dim 0 of every tensor-parallel part but the last
+  uint64_t tp_ = 1;        // of the mesh, for numbering ranks
+  TorchChunks tp_parts_;   // along tp_dim; else one
+  TorchChunks full_rows_;  // dim 0 of every tensor-parallel part but the last
   TorchChunks last_rows_;
 };
 

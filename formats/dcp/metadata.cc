@@ -18,7 +18,16 @@ namespace {
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kOldModule = "torch.distributed._shard.sharded_tensor.metadata";
 
-enum Schema : size_t { kMetadata, kTensor, kChunk, kBytes, kIndex, kInfo, kProperties, kOldProperties };
+enum Schema : size_t {
+  kMetadata,
+  kTensor,
+  kChunk,
+  kBytes,
+  kIndex,
+  kInfo,
+  kProperties,
+  kOldProperties
+};
 
 const std::vector<PackedSchema>& Schemas() {
   static const std::vector<std::string_view> properties = {"dtype", "layout", "requires_grad",
@@ -112,7 +121,8 @@ Result<uint32_t> Objects::AddInfo(Fields fields, const PackedValues& values) {
                        "and save "
                        "it again without _extensions"));
   }
-  return Keep(infos, Info{fields[0], static_cast<uint64_t>(*offset), static_cast<uint64_t>(*length)});
+  return Keep(infos,
+              Info{fields[0], static_cast<uint64_t>(*offset), static_cast<uint64_t>(*length)});
 }
 
 Result<uint32_t> Objects::AddProperties(Fields fields, const PackedValues& values) {
@@ -132,7 +142,8 @@ Result<uint32_t> Objects::AddProperties(Fields fields, const PackedValues& value
 // Makes the result of what the objects say of each other.
 class Resolver {
  public:
-  Resolver(const PackedValues& values, const Objects& objects) : values_(values), objects_(objects) {}
+  Resolver(const PackedValues& values, const Objects& objects)
+      : values_(values), objects_(objects) {}
 
   Result<DcpMetadata> Run(PackedValue root);
 
@@ -254,8 +265,10 @@ Status Resolver::AddBox(const TensorEntry& tensor, const Objects::Chunk& chunk) 
                     " elements of dimension ", d);
     }
   }
-  for (const PackedValue value : *offsets) out_.boxes.push_back(static_cast<uint64_t>(value.integer()));
-  for (const PackedValue value : *sizes) out_.boxes.push_back(static_cast<uint64_t>(value.integer()));
+  for (const PackedValue value : *offsets)
+    out_.boxes.push_back(static_cast<uint64_t>(value.integer()));
+  for (const PackedValue value : *sizes)
+    out_.boxes.push_back(static_cast<uint64_t>(value.integer()));
   return {};
 }
 
@@ -276,8 +289,8 @@ void Resolver::SortChunks() {
 }
 
 uint32_t Resolver::FileOf(PackedValue path) {
-  const auto [at, added] = files_.try_emplace(values_.StringNumber(path),
-                                              static_cast<uint32_t>(out_.files.size()));
+  const auto [at, added] =
+      files_.try_emplace(values_.StringNumber(path), static_cast<uint32_t>(out_.files.size()));
   if (added) out_.files.emplace_back(*values_.StringOf(path));
   return at->second;
 }
@@ -286,8 +299,10 @@ Status Resolver::AddPlaces(Items places) {
   for (size_t i = 0; i < places.size(); i += 2) {
     const auto index = values_.ObjectOf(places[i], kIndex);
     const auto info = values_.ObjectOf(places[i + 1], kInfo);
-    if (!index || !info) return Refuse("storage_data holds an item that is not an index and its "
-                                       "place");
+    if (!index || !info)
+      return Refuse(
+          "storage_data holds an item that is not an index and its "
+          "place");
     CKPT_RETURN_IF_ERROR(Place(objects_.indexes[*index], objects_.infos[*info]));
   }
   return {};
@@ -329,7 +344,8 @@ Status Resolver::PlaceChunk(const TensorEntry& tensor, const Objects::Index& ind
       // Parts without elements may begin where another part does.
       if (Empty(tensor, *found)) continue;
       if (place.offset != kNowhere) {
-        return Refuse("'", tensor.name, "': the chunk at ", ShapeToString(wanted), " has two places");
+        return Refuse("'", tensor.name, "': the chunk at ", ShapeToString(wanted),
+                      " has two places");
       }
       place = extent;
       return {};
@@ -359,12 +375,15 @@ Status Resolver::CheckPlaces() const {
 
 Status Resolver::AddPaths(Items paths) {
   for (size_t i = 0; i < paths.size(); i += 2) {
-    if (!values_.StringOf(paths[i])) return Refuse("planner_data has a key that is not a name of "
-                                                   "an entry");
+    if (!values_.StringOf(paths[i]))
+      return Refuse(
+          "planner_data has a key that is not a name of "
+          "an entry");
     const auto entry = entries_.find(values_.StringNumber(paths[i]));
     if (entry == entries_.end()) continue;
     const auto elements = values_.SequenceOf(paths[i + 1]);
-    if (!elements) return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
+    if (!elements)
+      return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
     std::vector<PathElement> path;
     for (const PackedValue element : *elements) {
       const auto text = values_.StringOf(element);
@@ -423,8 +442,9 @@ Status AddMembers(const std::vector<DcpMetadata>& parts, const std::vector<uint3
                     ShapeToString(first.shape), " on one rank and ", DTypeName(tensor.dtype), " ",
                     ShapeToString(tensor.shape), " on another");
     }
-    const auto words = std::span(part.boxes).subspan(
-        tensor.first_word, 2 * tensor.shape.size() * tensor.chunk_count);
+    const auto words =
+        std::span(part.boxes)
+            .subspan(tensor.first_word, 2 * tensor.shape.size() * tensor.chunk_count);
     out.boxes.insert(out.boxes.end(), words.begin(), words.end());
     for (size_t i = 0; i < tensor.chunk_count; ++i) {
       StoredExtent extent = part.chunks[tensor.first_chunk + i];

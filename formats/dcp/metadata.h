@@ -68,11 +68,11 @@ struct PathElement {
 };
 
 struct DcpMetadata {
-  std::vector<std::string> files;     // relative_path, each once
-  std::vector<TensorEntry> tensors;   // in the file's order
+  std::vector<std::string> files;    // relative_path, each once
+  std::vector<TensorEntry> tensors;  // in the file's order
   std::vector<ObjectEntry> objects;
   std::vector<StoredExtent> chunks;
-  std::vector<uint64_t> boxes;        // of each chunk its offsets, then its sizes
+  std::vector<uint64_t> boxes;  // of each chunk its offsets, then its sizes
   // By the place in tensors, then objects; empty where the planner left none.
   std::vector<std::vector<PathElement>> tensor_paths;
   std::vector<std::vector<PathElement>> object_paths;

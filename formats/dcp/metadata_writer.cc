@@ -91,15 +91,15 @@ class Text {
 // One part of the file; those of `count` boxes have equal lengths.
 struct Unit {
   enum class Kind : uint8_t {
-    kBegin,        // up to the dict of state_dict_metadata
-    kFileName,     // of rank `at`, into the memo
-    kDescribe,     // entry `at`, up to its list of chunks
-    kChunks,       // boxes of entry `at` in that list
-    kDescribed,    // the pickle after the list
-    kPlanner,      // between the dicts
-    kPath,         // entry `at` in planner_data
-    kStorage,      // between the dicts
-    kStored,       // boxes of entry `at` in storage_data
+    kBegin,      // up to the dict of state_dict_metadata
+    kFileName,   // of rank `at`, into the memo
+    kDescribe,   // entry `at`, up to its list of chunks
+    kChunks,     // boxes of entry `at` in that list
+    kDescribed,  // the pickle after the list
+    kPlanner,    // between the dicts
+    kPath,       // entry `at` in planner_data
+    kStorage,    // between the dicts
+    kStored,     // boxes of entry `at` in storage_data
     kEnd,
   };
   Kind kind = Kind::kBegin;
@@ -118,12 +118,16 @@ class Writer {
       case Unit::Kind::kBegin: PutBegin(); break;
       case Unit::Kind::kFileName: PutFileName(unit.at); break;
       case Unit::Kind::kDescribe: PutDescription(unit.at); break;
-      case Unit::Kind::kChunks: PutBoxes(unit, [&](uint64_t box) { PutChunk(unit.at, box); }); break;
+      case Unit::Kind::kChunks:
+        PutBoxes(unit, [&](uint64_t box) { PutChunk(unit.at, box); });
+        break;
       case Unit::Kind::kDescribed: sink_.Put("sbs"); break;
       case Unit::Kind::kPlanner: PutNextDict("planner_data"); break;
       case Unit::Kind::kPath: PutPath(unit.at); break;
       case Unit::Kind::kStorage: PutNextDict("storage_data"); break;
-      case Unit::Kind::kStored: PutBoxes(unit, [&](uint64_t box) { PutStored(unit.at, box); }); break;
+      case Unit::Kind::kStored:
+        PutBoxes(unit, [&](uint64_t box) { PutStored(unit.at, box); });
+        break;
       case Unit::Kind::kEnd: sink_.Put("sb."); break;
     }
   }
@@ -136,7 +140,8 @@ class Writer {
 
   void PutLittle(uint64_t value, int width) {
     std::array<char, 8> bytes;
-    for (int i = 0; i < width; ++i) bytes[static_cast<size_t>(i)] = static_cast<char>(value >> (8 * i));
+    for (int i = 0; i < width; ++i)
+      bytes[static_cast<size_t>(i)] = static_cast<char>(value >> (8 * i));
     sink_.Put({bytes.data(), static_cast<size_t>(width)});
   }
   // BININT; LONG1 of eight bytes.
@@ -150,8 +155,8 @@ class Writer {
     sink_.Put(text);
   }
   void PutGlobal(std::string_view module, std::string_view name) {
-    for (std::string_view part : {std::string_view("c"), module, std::string_view("\n"), name,
-                                  std::string_view("\n")}) {
+    for (std::string_view part :
+         {std::string_view("c"), module, std::string_view("\n"), name, std::string_view("\n")}) {
       sink_.Put(part);
     }
   }

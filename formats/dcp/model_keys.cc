@@ -22,7 +22,6 @@ constexpr auto kOtherWords =
     std::to_array<std::string_view>({"train_state", "dataloader", "data_loader", "rng", "rng_state",
                                      "lr_scheduler", "scheduler", "trainer", "extra", "ema"});
 
-
 bool IsOther(std::string_view word) {
   return std::ranges::find(kOtherWords, word) != kOtherWords.end();
 }

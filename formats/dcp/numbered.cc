@@ -87,7 +87,7 @@ std::optional<uint32_t> GroupOf(std::string_view key, const std::string& prefix)
 }
 
 Status ReadMembers(const DcpMetadata& metadata, const std::string& prefix,
-                 const NumbersOf& numbers_of, Numbered& out) {
+                   const NumbersOf& numbers_of, Numbered& out) {
   std::map<uint32_t, size_t> groups;
   for (size_t i = 0; i < metadata.objects.size(); ++i) {
     if (const auto group = GroupOf(metadata.objects[i].name, prefix)) groups.emplace(*group, i);

@@ -22,7 +22,7 @@ constexpr size_t kMaxDepth = 64;
 
 // Keys under which training code keeps the number of its step.
 constexpr std::array<std::string_view, 6> kIterations = {
-    "train_state.step", "step", "global_step", "iteration", "trainer.global_step",
+    "train_state.step",         "step", "global_step", "iteration", "trainer.global_step",
     "trainer_state.global_step"};
 
 template <class T>
@@ -242,10 +242,9 @@ Result<std::optional<NodeId>> ObjectReader::CopyObject(size_t object) {
   for (const TensorNode& tensor : opened.file.tree().tensors) {
     CKPT_ASSIGN_OR_RETURN(const FileTensor located, opened.file.Locate(tensor, opened.blob));
     const uint64_t width = ByteWidth(tensor.dtype);
-    storages_.try_emplace(
-        prefix + tensor.storage_key,
-        StorageRecord{located.Stored().offset - tensor.storage_offset * width,
-                      tensor.storage_elements * width, opened.blob});
+    storages_.try_emplace(prefix + tensor.storage_key,
+                          StorageRecord{located.Stored().offset - tensor.storage_offset * width,
+                                        tensor.storage_elements * width, opened.blob});
   }
   const auto number = root.Int();
   if (number && *number > 0 && std::ranges::find(kIterations, key) != kIterations.end()) {
@@ -289,9 +288,8 @@ Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
   }
   const auto stored = state_.Whole(tensor);
   if (state_.HasCopies(tensor)) ++dropped_;
-  storages_.try_emplace(
-      node.storage_key,
-      StorageRecord{stored->offset, node.storage_elements * width, stored->blob});
+  storages_.try_emplace(node.storage_key,
+                        StorageRecord{stored->offset, node.storage_elements * width, stored->blob});
   return std::optional(builder_.Tensor(std::move(node)));
 }
 

@@ -11,17 +11,17 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/state/model_config.h"
 #include "core/model/left_out.h"
 #include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
+#include "core/state/model_config.h"
 #include "core/state/roles.h"
 #include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
-#include "formats/tools/model_files.h"
-#include "formats/tools/tool_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
+#include "formats/tools/model_files.h"
+#include "formats/tools/tool_files.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::dcp {
@@ -123,9 +123,8 @@ Result<StateKeys> Reader::Keys(StoredState& state) {
                         OwnersOfNumbers(metadata, keys, options_.parameter_order, numbers_of));
   order_ = std::move(owners.order);
   if (!owners.why.empty()) {
-    LeaveOut(assembler_.header(),
-             {LeftOutPart::kOptimizer, "the optimizer", StrCat(owners.why, kShownAsItWas),
-              std::move(owners.remedy)});
+    LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the optimizer",
+                                   StrCat(owners.why, kShownAsItWas), std::move(owners.remedy)});
   }
   return read(true);
 }
@@ -148,7 +147,8 @@ Status Reader::DeclareParameters(StoredState& state) {
   for (const auto& weight : keys_.weights) {
     if (weight.name.ends_with("flat_param")) {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", weight.name, "': a flat parameter of FSDP1 (LOCAL_STATE_DICT), whose "
+                  StrCat("'", weight.name,
+                         "': a flat parameter of FSDP1 (LOCAL_STATE_DICT), whose "
                          "names and shapes are not saved; save with SHARDED_STATE_DICT"));
     }
     locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
@@ -159,8 +159,8 @@ Status Reader::DeclareParameters(StoredState& state) {
   for (const auto& weight : keys_.weights) {
     const TensorEntry& tensor = tensors[weight.tensor];
     const Role role = RoleOfWeight(weight.name, tensor);
-    CKPT_ASSIGN_OR_RETURN(
-        auto sharding, rules.Resolve(weight.name, {&tensor.shape, 1}, role == Role::kBuffer));
+    CKPT_ASSIGN_OR_RETURN(auto sharding,
+                          rules.Resolve(weight.name, {&tensor.shape, 1}, role == Role::kBuffer));
     if (!IsFloat(tensor.dtype) && sharding->pattern.kind == PatternKind::kShard) {
       sharding->pattern = Pattern{};
     }
@@ -169,8 +169,8 @@ Status Reader::DeclareParameters(StoredState& state) {
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           assembler_.AddParameter(std::move(parameter)));
     parameters_.emplace(weight.name, index);
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight",
-                                                                   tensor.dtype, tensor.shape));
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                          assembler_.AddAtom(index, "", "weight", tensor.dtype, tensor.shape));
     CKPT_RETURN_IF_ERROR(state.AddFragments(weight.tensor, atom));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
     if (IsFloat(tensor.dtype)) elements_[tensor.dtype] += elements;
@@ -201,9 +201,10 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
     return {};
   }
   if (std::string why = tensor == nullptr ? "" : state.WhyNotPlain(key.entry.index); !why.empty()) {
-    LeaveOut(assembler_.header(),
-             {LeftOutPart::kOptimizer,
-              StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"), std::move(why), ""});
+    LeaveOut(
+        assembler_.header(),
+        {LeftOutPart::kOptimizer,
+         StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"), std::move(why), ""});
     return {};
   }
   const bool scalar = tensor == nullptr || (tensor->shape.empty() && key.kind == "step");
@@ -321,8 +322,7 @@ Status Reader::ReadGroupsOf(const std::string& optimizer, ObjectReader& objects)
 // A live module's name of a weight becomes that of the model's part.
 void Reader::NameAsWeight(std::string& name) {
   if (keys_.adapter.empty() || weights_.contains(name)) return;
-  const auto found =
-      JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
+  const auto found = JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
   if (!found || found->part != keys_.adapter) return;
   keys_.state_names.emplace(found->name, name);
   name = found->name;
@@ -479,12 +479,12 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                                   " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {
-    header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have a "
-                                           "name that another rank uses, too: the first is kept"));
+    header.notes.push_back(StrCat(dropped,
+                                  " values of ranks that saved by themselves have a "
+                                  "name that another rank uses, too: the first is kept"));
   }
-  const bool unsized = std::ranges::any_of(parts_, [](const PartFiles& part) {
-    return !part.shards.empty() && !part.metadata;
-  });
+  const bool unsized = std::ranges::any_of(
+      parts_, [](const PartFiles& part) { return !part.shards.empty() && !part.metadata; });
   if (unsized) {
     header.notes.push_back(
         "these safetensors shards do not say how large tensors are: each is taken to end with "

@@ -26,8 +26,7 @@ namespace ckptfs::dcp {
 
 class Reader {
  public:
-  Reader(const StepCandidate& candidate, const SourceOptions& options,
-         std::vector<PartFiles> parts)
+  Reader(const StepCandidate& candidate, const SourceOptions& options, std::vector<PartFiles> parts)
       : candidate_(candidate), options_(options), parts_(std::move(parts)) {}
 
   Result<StepModel> Read() &&;
@@ -68,11 +67,11 @@ class Reader {
   // The numbers that optimizers give their parameters: by optimizer, then by name.
   std::map<std::string, std::map<std::string, uint64_t>> numbers_;
   std::set<std::pair<std::string, std::string>> grouped_;  // optimizer, name
-  std::vector<const StateKeys::State*> other_states_;  // neither tensors nor numbers
-  std::vector<KeyedEntry> rest_;  // entries that no other view knows
-  bool unknown_optimizer_ = false;  // nobody knows what it trains
-  std::set<std::string, std::less<>> weights_;  // their names
-  std::set<std::string, std::less<>> trained_;  // names with states or in groups
+  std::vector<const StateKeys::State*> other_states_;      // neither tensors nor numbers
+  std::vector<KeyedEntry> rest_;                           // entries that no other view knows
+  bool unknown_optimizer_ = false;                         // nobody knows what it trains
+  std::set<std::string, std::less<>> weights_;             // their names
+  std::set<std::string, std::less<>> trained_;             // names with states or in groups
   ParametersByName parameters_;
   std::map<DType, uint64_t> elements_;  // of float weights
   std::optional<uint64_t> steps_;       // the greatest `step` of a state

@@ -57,8 +57,11 @@ class ShardReader {
 
   Status Add(uint32_t number, const SafetensorsHeader& header) {
     const auto text = header.metadata.find(kShardingKey);
-    if (text == header.metadata.end()) return Refuse("it does not "
-                                                     "have ", kShardingKey, ", though others do");
+    if (text == header.metadata.end())
+      return Refuse(
+          "it does not "
+          "have ",
+          kShardingKey, ", though others do");
     if (HasNul(text->second)) return Refuse(kShardingKey, ": it holds a NUL byte");
     const auto json = nlohmann::json::parse(text->second, nullptr, false);
     if (!json.is_object()) return Refuse(kShardingKey, " is not a JSON object");
@@ -105,8 +108,8 @@ class ShardReader {
 
   static Status AddTensor(const std::string& name, const std::vector<Shard>& shards,
                           DcpMetadata& out) {
-    TensorEntry tensor{name, shards[0].dtype, shards[0].sizes, out.chunks.size(), shards.size(),
-                       out.boxes.size()};
+    TensorEntry tensor{name,          shards[0].dtype, shards[0].sizes, out.chunks.size(),
+                       shards.size(), out.boxes.size()};
     std::fill(tensor.shape.begin(), tensor.shape.end(), 0);
     for (const Shard& shard : shards) {
       if (shard.dtype != tensor.dtype || shard.sizes.size() != tensor.shape.size()) {

@@ -47,13 +47,13 @@ class DcpSource : public Source {
     auto parts = CheckParts(step);
     if (!parts) return SaveState::Begun(std::move(parts).error());
     SavePlaces places{.own = step.Own(), .format = FormatOrder::kDcp};
-    for (const PartFiles& part : *parts) places.parts.push_back(JoinPath(step.directory, part.directory));
+    for (const PartFiles& part : *parts)
+      places.parts.push_back(JoinPath(step.directory, part.directory));
     return StateOfSave(step, places, options, history);
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
-    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts,
-                          dcp::ListParts(*step.root, step.directory));
+    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts, dcp::ListParts(*step.root, step.directory));
     if (options.weights_only) {
       std::erase_if(parts,
                     [](const PartFiles& part) { return dcp::IsOptimizerPart(part.directory); });

@@ -65,8 +65,7 @@ class KeyReader {
                         : std::string_view(metadata_.tensors[entry.index].name);
   }
   const std::vector<PathElement>& PathOf(KeyedEntry entry) const {
-    return entry.object ? metadata_.object_paths[entry.index]
-                        : metadata_.tensor_paths[entry.index];
+    return entry.object ? metadata_.object_paths[entry.index] : metadata_.tensor_paths[entry.index];
   }
   template <class Visit>
   void ForEach(Visit visit) const {
@@ -184,8 +183,9 @@ void KeyReader::SetNamelessApart() {
       others.push_back(entry);
       continue;
     }
-    out_.unknown.push_back({entry, "it looks like an optimizer's key, but nothing before it names "
-                                   "an optimizer",
+    out_.unknown.push_back({entry,
+                            "it looks like an optimizer's key, but nothing before it names "
+                            "an optimizer",
                             "save it as 'optim' or 'optimizer'"});
   }
   out_.others = std::move(others);
@@ -283,8 +283,10 @@ void KeyReader::AddOfOptimizer(const Inside& key) {
   } else if (number) {
     out_.unknown.push_back({key.entry, std::string(kNumbersParameters), ""});
   } else {
-    out_.unknown.push_back({key.entry, "it is the state of a parameter that the model does not "
-                                       "have", ""});
+    out_.unknown.push_back({key.entry,
+                            "it is the state of a parameter that the model does not "
+                            "have",
+                            ""});
   }
 }
 

@@ -125,8 +125,8 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
   if (IsThere(entries, kWholeFile, EntryKind::kFile)) {
     out.shards.emplace_back(kWholeFile);
   } else if (IsThere(entries, kIndexFile, EntryKind::kFile)) {
-    CKPT_ASSIGN_OR_RETURN(auto map, huggingface::ReadShardIndex(
-                                        root, JoinPath(directory, std::string(kIndexFile))));
+    CKPT_ASSIGN_OR_RETURN(
+        auto map, huggingface::ReadShardIndex(root, JoinPath(directory, std::string(kIndexFile))));
     std::set<std::string> files;
     for (auto& [tensor, file] : map) files.insert(std::move(file));
     out.shards.assign(files.begin(), files.end());

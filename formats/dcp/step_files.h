@@ -31,13 +31,13 @@ inline constexpr std::string_view kMetadataFile = ".metadata";
 
 // One DCP directory.
 struct PartFiles {
-  std::string directory;              // below the step: "" or "pytorch_model_fsdp_0"
-  bool metadata = false;              // .metadata is there
-  std::vector<std::string> ranks;     // __0.metadata, __1.metadata ..., in order
-  std::vector<std::string> shards;    // safetensors files with sharding information
+  std::string directory;            // below the step: "" or "pytorch_model_fsdp_0"
+  bool metadata = false;            // .metadata is there
+  std::vector<std::string> ranks;   // __0.metadata, __1.metadata ..., in order
+  std::vector<std::string> shards;  // safetensors files with sharding information
   bool whole = false;   // without it: each tensor of `shards` is whole (save_pretrained's)
   bool beside = false;  // taken where the other parts have nothing but an optimizer
-  bool data = false;                  // *.distcp is there
+  bool data = false;    // *.distcp is there
 
   // True if the directory is a step, whole or not.
   bool Any() const { return metadata || !ranks.empty() || !shards.empty() || data; }

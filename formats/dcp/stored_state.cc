@@ -8,8 +8,8 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/state/shared_rows.h"
 #include "core/state/model_choice.h"
+#include "core/state/shared_rows.h"
 #include "formats/dcp/chunk_archives.h"
 #include "formats/dcp/safetensors_shards.h"
 
@@ -160,8 +160,8 @@ Status StoredState::LocateArchives() {
   });
   std::vector<size_t> slices;  // where each begins
   for (size_t i = 0; i < asked.size(); ++i) {
-    const bool begins = slices.empty() || asked[i].file != asked[slices.back()].file ||
-                        i - slices.back() == kSlice;
+    const bool begins =
+        slices.empty() || asked[i].file != asked[slices.back()].file || i - slices.back() == kSlice;
     if (begins) slices.push_back(i);
   }
   slices.push_back(asked.size());
@@ -172,8 +172,7 @@ Status StoredState::LocateArchives() {
     const auto work = [&]() -> Status {
       const std::span<const Asked> part(asked.data() + slices[s], slices[s + 1] - slices[s]);
       const uint32_t number = part[0].file;
-      CKPT_ASSIGN_OR_RETURN(const auto file,
-                            step_.root->Open(BelowStep(metadata_.files[number])));
+      CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(metadata_.files[number])));
       std::vector<ChunkAsked> chunks;
       chunks.reserve(part.size());
       for (const Asked& one : part) {
@@ -285,8 +284,9 @@ void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
   std::vector<std::string>& notes = assembler_.header().notes;
   const auto said = [](const std::string& note) { return note.starts_with(kSpares); };
   if (held == taken || std::ranges::any_of(notes, said)) return;
-  notes.push_back(StrCat(kSpares, "'", tensor.name, "': the first copy is taken, and the others "
-                                                    "are not "
+  notes.push_back(StrCat(kSpares, "'", tensor.name,
+                         "': the first copy is taken, and the others "
+                         "are not "
                          "compared with it"));
 }
 
@@ -318,10 +318,9 @@ Status StoredState::AddStrided(const TensorEntry& tensor, size_t i, AtomIndex at
   const auto offsets = metadata_.OffsetsOf(tensor, i);
   const auto sizes = metadata_.SizesOf(tensor, i);
   LocalTensor local{{sizes.begin(), sizes.end()}, {}};
-  local.pieces.push_back(Piece{local.shape, {offsets.begin(), offsets.end()}, 0,
-                               RowMajorStrides(local.shape), 1.0});
-  CKPT_ASSIGN_OR_RETURN(FileTensor::Held held,
-                        strided_.at(tensor.first_chunk + i).As(local));
+  local.pieces.push_back(
+      Piece{local.shape, {offsets.begin(), offsets.end()}, 0, RowMajorStrides(local.shape), 1.0});
+  CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, strided_.at(tensor.first_chunk + i).As(local));
   const uint32_t index = assembler_.AddLocal(atom, copy, std::move(held.local));
   assembler_.AddFragment(atom, copy, index, held.fragment);
   return {};

@@ -77,15 +77,14 @@ class StoredState {
   void NoteSpares(const TensorEntry& tensor, size_t taken) const;
   Status AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks, AtomIndex atom,
                  uint32_t copy) const;
-  Status AddStrided(const TensorEntry& tensor, size_t chunk, AtomIndex atom,
-                    uint32_t copy) const;
+  Status AddStrided(const TensorEntry& tensor, size_t chunk, AtomIndex atom, uint32_t copy) const;
 
   const StepCandidate& step_;
   Assembler& assembler_;
-  DcpMetadata metadata_;             // files: below the step's directory
-  bool by_rank_ = false;             // ranks saved by themselves
-  std::vector<BlobIndex> blobs_;     // by file
-  std::vector<uint64_t> first_byte_;  // by chunk; of one without elements 0
+  DcpMetadata metadata_;                  // files: below the step's directory
+  bool by_rank_ = false;                  // ranks saved by themselves
+  std::vector<BlobIndex> blobs_;          // by file
+  std::vector<uint64_t> first_byte_;      // by chunk; of one without elements 0
   std::map<size_t, FileTensor> strided_;  // by chunk
   std::map<size_t, std::string> others_;  // by chunk: what it holds in place of a plain tensor
   std::map<uint32_t, std::shared_ptr<const File>> open_;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/view/shard.h"
 #include "core/dialect/shown_names.h"
+#include "core/view/shard.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/metadata_writer.h"
 
@@ -59,7 +59,8 @@ class DcpView : public View {
 };
 
 std::string_view DcpView::BelowTop(std::string_view path) const {
-  const bool below = path.starts_with(top_) && path.size() > top_.size() && path[top_.size()] == '/';
+  const bool below =
+      path.starts_with(top_) && path.size() > top_.size() && path[top_.size()] == '/';
   return below ? path.substr(top_.size() + 1) : std::string_view();
 }
 
@@ -68,7 +69,8 @@ std::optional<uint64_t> DcpView::RankOf(std::string_view path) const {
   const std::string_view name = BelowTop(path);
   if (!name.starts_with(kPrefix)) return std::nullopt;
   uint64_t rank = 0;
-  const auto parsed = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), rank);
+  const auto parsed =
+      std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), rank);
   if (parsed.ec != std::errc() || rank >= index_->ranks()) return std::nullopt;
   const bool there = name == dcp::DataFileName(rank) && index_->FileSize(rank) > 0;
   return there ? std::optional(rank) : std::nullopt;

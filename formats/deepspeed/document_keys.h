@@ -36,9 +36,10 @@ inline constexpr std::string_view kNumExperts = "num_experts";
 inline constexpr std::string_view kAutoEpLayers = "ds_autoep_layers";
 
 inline constexpr std::array<std::string_view, 14> kModelStateKeys = {
-    kLrScheduler, kDataSampler,        kRandomLtd, kSparseTensorModuleNames, kSkippedSteps,
-    kGlobalSteps, kGlobalSamples,      kDpWorldSize, kMpWorldSize, kParallelDimensions,
-    kDsConfig,    kDsVersion,          kNumExperts,  kAutoEpLayers};
+    kLrScheduler,  kDataSampler,        kRandomLtd,     kSparseTensorModuleNames,
+    kSkippedSteps, kGlobalSteps,        kGlobalSamples, kDpWorldSize,
+    kMpWorldSize,  kParallelDimensions, kDsConfig,      kDsVersion,
+    kNumExperts,   kAutoEpLayers};
 
 // Values of the ZeRO (or FP16_Optimizer) dict: the first rank's; where ranks
 // differ each has its own scope ("dp3_mp1") besides the global one.

@@ -243,8 +243,8 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
        plain ? std::vector<std::pair<PickleRef, PickleRef>>() : optimizer.Items()) {
     const std::string_view name = key.String().value_or("");
     if (name.empty() || name == "optimizer_state_dict" || name.starts_with("fp32_groups")) continue;
-    CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, name), "", value, file,
-                                                        model.blob));
+    CKPT_ASSIGN_OR_RETURN(Document document,
+                          DocumentOf(StrCat(kZeroPrefix, name), "", value, file, model.blob));
     model.documents.push_back(std::move(document));
   }
   model.optimizer = std::move(out);

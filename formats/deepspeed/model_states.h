@@ -38,7 +38,7 @@ struct UnshardedOptimizer : TorchOptimizer {
     kUnfused,  // FP16_UnfusedOptimizer: an fp32 tensor per parameter
   };
   Form form = Form::kPlain;
-  std::vector<FileTensor> flat_masters;                  // kFused: per group
+  std::vector<FileTensor> flat_masters;                    // kFused: per group
   std::vector<std::vector<FileTensor>> parameter_masters;  // kUnfused: per group
 };
 
@@ -56,26 +56,26 @@ struct ModelStates {
   std::vector<NamedTensor> frozen_fragments;
   std::vector<std::pair<std::string, std::string>> shared;  // alias, stored name
   std::optional<UnshardedOptimizer> optimizer;
-  bool sharded = false;               // an optimizer of which every rank has a part in a file
-  std::optional<ShardingInfo> info;   // universal_checkpoint_info
+  bool sharded = false;              // an optimizer of which every rank has a part in a file
+  std::optional<ShardingInfo> info;  // universal_checkpoint_info
   std::map<std::string, int64_t> variables;  // the integers of client state's args
-  uint64_t global_steps = 0;          // the skipped ones too
-  uint64_t skipped_steps = UINT64_MAX;  // of these; not recorded
-  uint64_t dp_world = 0;              // 0: not recorded, as mp_world; then the files tell
+  uint64_t global_steps = 0;                 // the skipped ones too
+  uint64_t skipped_steps = UINT64_MAX;       // of these; not recorded
+  uint64_t dp_world = 0;                     // 0: not recorded, as mp_world; then the files tell
   uint64_t mp_world = 0;
-  uint32_t pp_degree = 0;             // 0: not recorded
+  uint32_t pp_degree = 0;  // 0: not recorded
   uint32_t tp_degree = 0;
-  bool experts_first = false;         // use_data_before_expert_parallelism
-  bool auto_experts = false;          // AutoEP: DeepSpeed replaced the model's expert layers
+  bool experts_first = false;  // use_data_before_expert_parallelism
+  bool auto_experts = false;   // AutoEP: DeepSpeed replaced the model's expert layers
   std::string ds_version;
-  std::string config_dtype;           // "bf16", "fp16", "fp32": what ds_config enables
+  std::string config_dtype;  // "bf16", "fp16", "fp32": what ds_config enables
   Digest ds_config;
-  Digest shapes;                      // of param_shapes and frozen_param_shapes
-  std::vector<Document> documents;    // scope ""
+  Digest shapes;                    // of param_shapes and frozen_param_shapes
+  std::vector<Document> documents;  // scope ""
 };
 
 struct ModelStatesWanted {
-  bool names = true;      // module, shapes, optimizer, info
+  bool names = true;  // module, shapes, optimizer, info
   bool documents = true;
 };
 
@@ -84,7 +84,6 @@ Result<ModelStates> ReadModelStates(const TorchFile& file, BlobIndex blob,
                                     const ModelStatesWanted& wanted);
 
 // A file that is one dict of tensors: layer and expert files.
-Result<TensorDict> ReadTensorDict(const TorchFile& file,
-                                                BlobIndex blob);
+Result<TensorDict> ReadTensorDict(const TorchFile& file, BlobIndex blob);
 
 }  // namespace ckptfs::deepspeed

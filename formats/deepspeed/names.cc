@@ -42,9 +42,9 @@ template <class Key>
 Status Insert(std::map<Key, std::string>& into, const Key& key, std::string_view name) {
   const auto [at, added] = into.try_emplace(key, std::string(name));
   if (added) return {};
-  return Fail(ErrorCode::kInvalid,
-              StrCat(name, ": ", at->second, " belongs to the same rank; two runs (of two "
-                                             "precisions?) lie in one directory"));
+  return Fail(ErrorCode::kInvalid, StrCat(name, ": ", at->second,
+                                          " belongs to the same rank; two runs (of two "
+                                          "precisions?) lie in one directory"));
 }
 
 bool ScanModel(std::string_view name, uint32_t& mp) {
@@ -194,8 +194,9 @@ Result<std::optional<std::string>> ReadPointer(const Root& root, const std::stri
   const size_t last = text.find_last_not_of(" \t\r\n");
   text = first == std::string::npos ? "" : text.substr(first, last - first + 1);
   if (!IsTagName(text)) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(root.PathOf(path), ": does not hold the name of a directory below this one"));
+    return Fail(
+        ErrorCode::kInvalid,
+        StrCat(root.PathOf(path), ": does not hold the name of a directory below this one"));
   }
   return std::optional<std::string>(std::move(text));
 }

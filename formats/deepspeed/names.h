@@ -52,21 +52,21 @@ struct ExpertKey {
 };
 
 struct StepFiles {
-  std::map<uint32_t, std::string> model;         // by mp rank
+  std::map<uint32_t, std::string> model;  // by mp rank
   std::map<RankKey, std::string> stage3_model;
   std::map<RankKey, std::string> optimizer;
   std::map<LayerKey, std::string> layers;
   std::map<ExpertKey, std::string> experts;
   std::map<RankKey, std::string> expert_optimizer;  // dp: the expert-parallel rank
-  bool offloaded = false;                        // a folder of swapped tensors
+  bool offloaded = false;                           // a folder of swapped tensors
 
   // Degrees that the names of the files tell: one more than their greatest rank.
   uint32_t DataRanks() const;
   uint32_t ModelRanks() const;
 
-  // Engines before 0.19.6 put a Ulysses rank's place among its sequence's ranks where a model-parallel
-  // rank stands: rank d of N has "zero_pp_rank_<d>_mp_rank_<d % degree>".  Gives that degree
-  // if all names of ZeRO's files say so, each rank once; else 1.
+  // Engines before 0.19.6 put a Ulysses rank's place among its sequence's ranks where a
+  // model-parallel rank stands: rank d of N has "zero_pp_rank_<d>_mp_rank_<d % degree>".  Gives
+  // that degree if all names of ZeRO's files say so, each rank once; else 1.
   uint32_t SequenceDegree() const;
   // Files every rank under model-parallel rank 0.  REQUIRES: SequenceDegree() > 1.
   void DropSequenceRanks();

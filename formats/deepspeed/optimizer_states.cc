@@ -139,7 +139,8 @@ PickleRef StateOf(PickleRef states, size_t i) {
   return states.AtInt(static_cast<int64_t>(i));
 }
 
-Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file, OptimizerStates& out) {
+Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
+                      OptimizerStates& out) {
   if (!masters || !masters.IsSequence()) {
     return Fail(ErrorCode::kInvalid, out.stage == 3 ? "no 'fp32_flat_groups' list"
                                                     : "no 'single_partition_of_fp32_groups' list");
@@ -162,8 +163,8 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
 }
 
 // States that no partition can be cut from go into documents of this rank.
-Status KeepOpaque(PickleRef states, const TorchFile& file,
-                  const RankKey& rank, OptimizerStates& out) {
+Status KeepOpaque(PickleRef states, const TorchFile& file, const RankKey& rank,
+                  OptimizerStates& out) {
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     for (const std::string& name : out.partitions[i].opaque) {
       const PickleRef state = StateOf(states, i);
@@ -176,8 +177,7 @@ Status KeepOpaque(PickleRef states, const TorchFile& file,
   return {};
 }
 
-Status KeepDocuments(PickleRef zero, const TorchFile& file,
-                     OptimizerStates& out) {
+Status KeepDocuments(PickleRef zero, const TorchFile& file, OptimizerStates& out) {
   for (const auto& [key, value] : zero.Items()) {
     const auto name = key.String();
     if (!name || std::find(kOptimizerStructure.begin(), kOptimizerStructure.end(), *name) !=
@@ -219,8 +219,8 @@ std::optional<int64_t> StageOf(PickleRef value) {
   return found - std::begin(kNames);
 }
 
-Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file,
-                  const RankKey& rank, bool keep, OptimizerStates& out) {
+Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file, const RankKey& rank,
+                  bool keep, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
   const auto stage = StageOf(zero["zero_stage"]);
   if (out.trimmed && (!stage || *stage < 1 || *stage > 2)) {
@@ -231,8 +231,7 @@ Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file,
   if (!base) return Fail(ErrorCode::kInvalid, "no 'base_optimizer_state'");
   out.elastic = base.IsSequence();
   const PickleRef states = out.elastic ? base : base["state"];
-  CKPT_RETURN_IF_ERROR(
-      ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, out));
+  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, out));
   CKPT_ASSIGN_OR_RETURN(const auto paddings, Numbers(zero["group_paddings"], "group_paddings"));
   for (size_t i = 0; out.trimmed && i < out.partitions.size() && i < paddings.size(); ++i) {
     out.partitions[i].padding = paddings[i];
@@ -248,8 +247,8 @@ Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file,
   return {};
 }
 
-Status ReadZero3(PickleRef zero, const TorchFile& file,
-                 const RankKey& rank, bool keep, OptimizerStates& out) {
+Status ReadZero3(PickleRef zero, const TorchFile& file, const RankKey& rank, bool keep,
+                 OptimizerStates& out) {
   out.stage = 3;
   const PickleRef base = zero["optimizer_state_dict"];
   CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, out));
@@ -263,8 +262,8 @@ Status ReadZero3(PickleRef zero, const TorchFile& file,
   return {};
 }
 
-Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob,
-                                 const RankKey& rank, bool keep) {
+Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob, const RankKey& rank,
+                                 bool keep) {
   OptimizerStates out;
   out.file = file.name();
   out.blob = blob;
@@ -290,8 +289,8 @@ Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob,
 
 }  // namespace
 
-Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file,
-                                            BlobIndex blob, const RankKey& rank, bool keep) {
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
+                                            const RankKey& rank, bool keep) {
   auto out = ReadRoot(file, blob, rank, keep);
   if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;

@@ -41,14 +41,14 @@ struct UnevenState {
 // A flat partition (stages 1, 2) or sub-group (stage 3).
 struct PartitionStates {
   std::optional<FileTensor> master;
-  uint64_t padding = 0;               // stages 1, 2: what the master lacks at its end
-  std::vector<NamedTensor> flat;      // of the optimizer: one-dimensional, as long as the partition
+  uint64_t padding = 0;           // stages 1, 2: what the master lacks at its end
+  std::vector<NamedTensor> flat;  // of the optimizer: one-dimensional, as long as the partition
   // Muon's at stages 1, 2: flat, of the whole parameters of which the partition has a part.
   std::optional<FileTensor> momenta;
-  std::vector<UnevenState> uneven;    // tensors that no parameter's part can be told of
-  std::vector<NamedScalar> scalars;   // "step"
-  std::vector<std::string> opaque;    // names kept as documents
-  std::vector<std::string> nothing;   // of these: which are None
+  std::vector<UnevenState> uneven;   // tensors that no parameter's part can be told of
+  std::vector<NamedScalar> scalars;  // "step"
+  std::vector<std::string> opaque;   // names kept as documents
+  std::vector<std::string> nothing;  // of these: which are None
 };
 
 // The states of the partition besides its master, sorted: each state's name in
@@ -71,23 +71,23 @@ struct HyperGroup {
 struct OptimizerStates {
   std::string file;
   BlobIndex blob{};
-  int stage = 1;              // 1, 2 or 3
-  bool trimmed = false;       // masters lack group_paddings (not so in BF16_Optimizer)
+  int stage = 1;         // 1, 2 or 3
+  bool trimmed = false;  // masters lack group_paddings (not so in BF16_Optimizer)
   bool elastic = false;
   std::vector<uint64_t> partition_count;               // per group; stage 3: one number
   std::vector<std::vector<uint64_t>> member_paddings;  // per group; may be empty
   std::vector<PartitionStates> partitions;
-  std::vector<HyperGroup> groups;      // only if asked for
-  std::vector<Document> documents;     // only if asked for: scope ""
-  std::vector<Document> opaque;        // scope is the rank's
+  std::vector<HyperGroup> groups;   // only if asked for
+  std::vector<Document> documents;  // only if asked for: scope ""
+  std::vector<Document> opaque;     // scope is the rank's
   std::string ds_version;
   Digest ds_config;
 };
 
 // `keep`: with groups and documents (one rank of each model-parallel rank).
 // kInvalid names the key.
-Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file,
-                                            BlobIndex blob, const RankKey& rank, bool keep);
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
+                                            const RankKey& rank, bool keep);
 
 // The pieces that stage 0 shares.
 Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);

@@ -44,8 +44,8 @@ class DeepSpeedSource : public Source {
     auto files = CheckFiles(step, options);
     if (!files) return SaveState::Begun(std::move(files).error());
     const bool around = step.Own() != step.directory;
-    SaveState state =
-        StateOfSave(step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
+    SaveState state = StateOfSave(
+        step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
     if (state.missing || files->optimizer) return state;
     return SaveState::Begun(std::move(files->optimizer).error());
   }
@@ -59,14 +59,14 @@ class DeepSpeedSource : public Source {
     }
     if (files.offloaded) {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat(step.Path(), "/offloaded_tensors: optimizer states swapped to NVMe are "
-                                         "not understood"));
+                  StrCat(step.Path(),
+                         "/offloaded_tensors: optimizer states swapped to NVMe are "
+                         "not understood"));
     }
     Assembler assembler;
     const std::vector<std::string> order = deepspeed::NamesInOrder(files);
-    CKPT_ASSIGN_OR_RETURN(
-        const deepspeed::TagFiles tag,
-        deepspeed::Register(step, options, std::move(files), order, assembler));
+    CKPT_ASSIGN_OR_RETURN(const deepspeed::TagFiles tag,
+                          deepspeed::Register(step, options, std::move(files), order, assembler));
     CKPT_ASSIGN_OR_RETURN(const Parsed parsed, deepspeed::native::Parse(tag));
     CKPT_ASSIGN_OR_RETURN(const Named named, Name(tag, parsed));
     CKPT_ASSIGN_OR_RETURN(const Sharded sharded, Shard(tag, parsed, named));
@@ -119,8 +119,9 @@ class DeepSpeedSource : public Source {
     const bool weights = !files.model.empty();  // stage 3 has them in the optimizer's files
     if (options.weights_only && weights) return {};
     return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": the optimizer is in files of its own, but there is no "
-                             "*_optim_states.pt beside it: the save was cut off",
+                StrCat(path,
+                       ": the optimizer is in files of its own, but there is no "
+                       "*_optim_states.pt beside it: the save was cut off",
                        weights ? " (`adopt --weights-only` takes a step whose optimizer files "
                                  "were removed on purpose)"
                                : ""));

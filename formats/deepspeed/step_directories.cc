@@ -155,7 +155,9 @@ class OpenedRoot final : public Root {
  public:
   OpenedRoot(const Root& root, const Result<std::shared_ptr<const File>>& file)
       : Root(root.name(), root.local()), root_(root), file_(file) {}
-  Result<std::vector<RootEntry>> List(std::string_view path) const override { return root_.List(path); }
+  Result<std::vector<RootEntry>> List(std::string_view path) const override {
+    return root_.List(path);
+  }
   Result<EntryStat> Stat(std::string_view path) const override { return root_.Stat(path); }
   Result<std::shared_ptr<const File>> Open(std::string_view) const override { return file_; }
 

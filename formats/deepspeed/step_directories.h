@@ -28,8 +28,8 @@ using IsStep = std::function<Result<bool>(const Root& root, const std::string& d
 // `pointer`: "latest" or "latest_universal".  One that names no directory takes
 // no step away: it is a candidate of its own, which CheckPointer refuses.
 Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& root,
-                                             const std::string& directory,
-                                             std::string_view pointer, const IsStep& is_step);
+                                             const std::string& directory, std::string_view pointer,
+                                             const IsStep& is_step);
 
 // kInvalid if the candidate is a pointer that names no directory.
 Status CheckPointer(const StepCandidate& step);
@@ -38,8 +38,8 @@ Status CheckPointer(const StepCandidate& step);
 Status CheckNoModelKey(const StepCandidate& step, const SourceOptions& options);
 
 // Carries what lies around a step: all files of its own directory, and, where no tool wrote that,
-// as texts the scripts of its save directory and `pointer`, which then names the step.  BLOCKS: on looking at them.
-// REQUIRES: all files that something is read of were added to the assembler.
+// as texts the scripts of its save directory and `pointer`, which then names the step.  BLOCKS: on
+// looking at them. REQUIRES: all files that something is read of were added to the assembler.
 Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_view pointer);
 
 // True if <directory>/zero is a folder: the mark of a universal directory.

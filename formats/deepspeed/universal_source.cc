@@ -31,7 +31,8 @@ class DeepSpeedUniversalSource : public Source {
     return steps;
   }
 
-  SaveState StateOf(const StepCandidate& step, const SourceOptions&, const SaveHistory&) const override {
+  SaveState StateOf(const StepCandidate& step, const SourceOptions&,
+                    const SaveHistory&) const override {
     if (Status named = deepspeed::CheckPointer(step); !named) {
       return SaveState{SavePhase::kAbsent, {}, std::move(named).error()};
     }
@@ -58,9 +59,8 @@ class DeepSpeedUniversalSource : public Source {
     if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
       return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no model states of rank 0"));
     }
-    CKPT_ASSIGN_OR_RETURN(
-        const bool state,
-        HasFile(*step.root, JoinPath(step.directory, "zero/optimizer_state.pt")));
+    CKPT_ASSIGN_OR_RETURN(const bool state,
+                          HasFile(*step.root, JoinPath(step.directory, "zero/optimizer_state.pt")));
     if (state) return {};
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), "/zero: no optimizer_state.pt"));
   }

@@ -15,9 +15,9 @@ namespace {
 // The reason names the kind and not the parameter, so that a kind is one line for all parameters.
 void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string_view how,
                    std::string_view why, StepModel& header) {
-  LeaveOut(header, {LeftOutPart::kOptimizer,
-                    StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
-                    StrCat("a '", kind, "' ", why), ""});
+  LeaveOut(header,
+           {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
+            StrCat("a '", kind, "' ", why), ""});
 }
 
 // Kinds that atoms of every step have (core/model/step_model.h).
@@ -30,9 +30,10 @@ Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
   const Shape& shape = entry.tensor.shape();
   const auto fit = FitOf(entry.name, shape, at.shape);
   if (!fit) {
-    LeaveStateOut(entry.name, at,
-                  StrCat(" (", ShapeToString(shape), ", the parameter ", ShapeToString(at.shape), ")"),
-                  "has a shape that does not follow from that of its parameter", header);
+    LeaveStateOut(
+        entry.name, at,
+        StrCat(" (", ShapeToString(shape), ", the parameter ", ShapeToString(at.shape), ")"),
+        "has a shape that does not follow from that of its parameter", header);
     return {};
   }
   if (*fit == Relation::kSame) {

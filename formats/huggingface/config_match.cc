@@ -12,7 +12,8 @@ namespace ckptfs::huggingface {
 namespace {
 
 constexpr std::string_view kRemedy =
-    "dcp/, rank<N>/ and deepspeed/ have the tensors under the step's own names; give the config.json of "
+    "dcp/, rank<N>/ and deepspeed/ have the tensors under the step's own names; give the "
+    "config.json of "
     "the module that was saved, if transformers has it";
 
 std::string FirstOf(const std::vector<std::string>& names) {
@@ -62,27 +63,32 @@ Status CheckSizes(const StepModel& step, const ConfigFacts& facts, const ModuleN
                   std::span<const ShownTensor> tensors) {
   for (const ShownTensor& tensor : tensors) {
     const Shape shape = ShapeOf(step, tensor);
-    const bool words = tensor.name.ends_with("embed_tokens.weight") || tensor.name.ends_with("wte.weight");
+    const bool words =
+        tensor.name.ends_with("embed_tokens.weight") || tensor.name.ends_with("wte.weight");
     if (words && facts.vocabulary && shape.size() == 2 && shape[0] != *facts.vocabulary) {
       return RefuseConfig(StrCat("config.json has "
-                                 "vocab_size ", *facts.vocabulary, ", but '", tensor.name,
-                                 "' has ", shape[0], " rows: from_pretrained fails"),
+                                 "vocab_size ",
+                                 *facts.vocabulary, ", but '", tensor.name, "' has ", shape[0],
+                                 " rows: from_pretrained fails"),
                           tensor.name);
     }
     const bool norm = tensor.name == StrCat(wanted.prefix, ".norm.weight");
     if (norm && facts.hidden && shape.size() == 1 && shape[0] != *facts.hidden) {
       return RefuseConfig(StrCat("config.json has "
-                                 "hidden_size ", *facts.hidden, ", but '", tensor.name,
-                                 "' has ", shape[0], " elements: from_pretrained fails"),
+                                 "hidden_size ",
+                                 *facts.hidden, ", but '", tensor.name, "' has ", shape[0],
+                                 " elements: from_pretrained fails"),
                           tensor.name);
     }
   }
   const auto layers = LayersOf(wanted, tensors);
   if (!layers || !facts.layers || *layers == 0 || *layers >= *facts.layers) return {};
-  return RefuseConfig(StrCat("config.json has ", *facts.layers, " layers, but the step "
-                                                                "has ", *layers,
-                             ": from_pretrained would begin the others with random values"),
-                      "");
+  return RefuseConfig(
+      StrCat("config.json has ", *facts.layers,
+             " layers, but the step "
+             "has ",
+             *layers, ": from_pretrained would begin the others with random values"),
+      "");
 }
 
 std::string ClassOf(const ConfigFacts& facts) {
@@ -112,17 +118,20 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
   }
   const NamesFound found = CompareNames(*wanted, names, facts.tied.value_or(true));
   if (!found.not_loaded.empty()) {
-    return RefuseConfig(StrCat("from_pretrained of transformers 5.23 takes ", FirstOf(found.not_loaded),
-                               ", as modules of ", ClassOf(facts), " call it, to be another "
-                                                                   "tensor"),
+    return RefuseConfig(StrCat("from_pretrained of transformers 5.23 takes ",
+                               FirstOf(found.not_loaded), ", as modules of ", ClassOf(facts),
+                               " call it, to be another "
+                               "tensor"),
                         found.not_loaded.front());
   }
   if (!found.missing.empty()) {
-    return RefuseConfig(StrCat("names are not those of ", ClassOf(facts), " in config.json: from_pretrained "
-                               "would begin ", FirstOf(found.missing), " with random values",
-                               found.ignored.empty() ? "" : StrCat(" and ignore ",
-                                                                   FirstOf(found.ignored))),
-                        found.ignored.empty() ? found.missing.front() : found.ignored.front());
+    return RefuseConfig(
+        StrCat("names are not those of ", ClassOf(facts),
+               " in config.json: from_pretrained "
+               "would begin ",
+               FirstOf(found.missing), " with random values",
+               found.ignored.empty() ? "" : StrCat(" and ignore ", FirstOf(found.ignored))),
+        found.ignored.empty() ? found.missing.front() : found.ignored.front());
   }
   CKPT_RETURN_IF_ERROR(CheckSizes(step, facts, *wanted, tensors));
   if (!found.ignored.empty()) {

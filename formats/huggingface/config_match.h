@@ -20,8 +20,8 @@
 namespace ckptfs::huggingface {
 
 // Lines of what from_pretrained takes no notice of, as View::LeftOut has them; one that says that
-// nothing was compared where the architecture is not known.  kUnsupported where it would begin tensors
-// with random values, or fail.
+// nothing was compared where the architecture is not known.  kUnsupported where it would begin
+// tensors with random values, or fail.
 Result<std::vector<std::string>> MatchConfig(const StepModel& step, const ConfigFacts& facts,
                                              std::span<const ShownTensor> tensors);
 

@@ -108,9 +108,11 @@ bool IsComputed(std::string_view name) {
                      [&](std::string_view end) { return name.ends_with(end); });
 }
 
-std::vector<std::string> Lacking(const std::set<std::string>& wanted, const std::set<std::string>& had) {
+std::vector<std::string> Lacking(const std::set<std::string>& wanted,
+                                 const std::set<std::string>& had) {
   std::vector<std::string> out;
-  std::set_difference(wanted.begin(), wanted.end(), had.begin(), had.end(), std::back_inserter(out));
+  std::set_difference(wanted.begin(), wanted.end(), had.begin(), had.end(),
+                      std::back_inserter(out));
   return out;
 }
 
@@ -124,7 +126,8 @@ NamesFound Compare(const ModuleNames& wanted, std::span<const std::string> names
     had.insert(spelled);
     const bool in_files = KnowsInFiles(wanted, spelled);
     const bool of_modules = Knows(wanted, spelled);
-    if (wanted.not_loaded.contains(spelled)) {  // a file's tensor of that name may be another, or turned
+    if (wanted.not_loaded.contains(
+            spelled)) {  // a file's tensor of that name may be another, or turned
       found.not_loaded.push_back(names[i]);
     } else if (of_modules && !in_files && !wanted.in_files.empty()) {
       found.of_modules.push_back(names[i]);
@@ -160,7 +163,8 @@ std::string TemplateOfName(std::string_view name) {
   return out;
 }
 
-Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text, std::string_view class_name,
+Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text,
+                                                   std::string_view class_name,
                                                    std::string_view model_type) {
   std::optional<ModuleNames> of_type;
   std::string_view templates;  // behind the class that was found
@@ -186,7 +190,9 @@ Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text, std::s
 }
 
 NamesFound CompareNames(const ModuleNames& wanted, std::span<const std::string> names, bool tied) {
-  const auto bad = [](const NamesFound& found) { return found.missing.size() + found.not_loaded.size(); };
+  const auto bad = [](const NamesFound& found) {
+    return found.missing.size() + found.not_loaded.size();
+  };
   NamesFound best = Compare(wanted, names, names, tied);
   if (bad(best) == 0) return best;
   const std::string prefix = StrCat(wanted.prefix, ".");

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModuleNames are the names that a class of transformers gives its tensors, and what from_pretrained
-// makes of other names: it begins what it does not find with random values, and takes no notice of
-// what it does not know.  module_names.txt has them of transformers 5.23 (module_names.py makes it):
+// ModuleNames are the names that a class of transformers gives its tensors, and what
+// from_pretrained makes of other names: it begins what it does not find with random values, and
+// takes no notice of what it does not know.  module_names.txt has them of transformers 5.23
+// (module_names.py makes it):
 //
-//   block    = 1*( "class" SP class SP model_type SP base_model_prefix LF ) 1*( mark SP template LF )
-//   template = name with "#" for each number, and at most one "{" word *( "," word ) "}"
-//   mark     = "+" every such model has it     "?" some have it, by the config
+//   block    = 1*( "class" SP class SP model_type SP base_model_prefix LF ) 1*( mark SP template LF
+//   ) template = name with "#" for each number, and at most one "{" word *( "," word ) "}" mark =
+//   "+" every such model has it     "?" some have it, by the config
 //            | "t" has it, but may be tied     "x" not loaded under the module's own name
 //            | "f" "+" as files spell it       "F" "?" as files spell it
 //            | "=" "+" and "f"   "~" "?" and "F"   "T" "t" and "F"
@@ -32,19 +33,20 @@ std::string_view ModuleNamesText();
 struct ModuleNames {
   std::string class_name;
   std::string model_type;
-  std::string prefix;                  // base_model_prefix
-  bool base_alone = false;             // of another class with the same base model: no heads
-  std::set<std::string> required;      // templates
-  std::set<std::string> tied;          // required unless the config ties them
+  std::string prefix;              // base_model_prefix
+  bool base_alone = false;         // of another class with the same base model: no heads
+  std::set<std::string> required;  // templates
+  std::set<std::string> tied;      // required unless the config ties them
   std::set<std::string> optional;
-  std::set<std::string> not_loaded;    // not loaded under the module's own name
-  std::set<std::string> in_files;      // required, as files spell them
+  std::set<std::string> not_loaded;  // not loaded under the module's own name
+  std::set<std::string> in_files;    // required, as files spell them
   std::set<std::string> optional_in_files;
 };
 
 // Returns the names of the class; else those of a class of that model type, of which only the
 // base model's count.  Nothing if `text` has neither.  kInternal if it is not of the form above.
-Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text, std::string_view class_name,
+Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text,
+                                                   std::string_view class_name,
                                                    std::string_view model_type);
 
 // "#" for every component of the name that is a number.

@@ -18,11 +18,10 @@ struct Form {
   std::string_view end;
   bool index;
 };
-constexpr std::array<Form, 5> kForms = {Form{"model", ".safetensors", false},
-                                        Form{"model.safetensors.index", ".json", true},
-                                        Form{"pytorch_model", ".bin", false},
-                                        Form{"pytorch_model.bin.index", ".json", true},
-                                        Form{"pytorch_model_fsdp", ".bin", false}};
+constexpr std::array<Form, 5> kForms = {
+    Form{"model", ".safetensors", false}, Form{"model.safetensors.index", ".json", true},
+    Form{"pytorch_model", ".bin", false}, Form{"pytorch_model.bin.index", ".json", true},
+    Form{"pytorch_model_fsdp", ".bin", false}};
 constexpr std::array<std::string_view, 2> kAdapters = {"adapter_model.safetensors",
                                                        "adapter_model.bin"};
 
@@ -56,7 +55,8 @@ Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> na
                            WeightsName{name, form.index, std::string(*variant), false});
     }
   }
-  if (const auto plain = variants.find(""); plain != variants.end()) return std::optional(plain->second);
+  if (const auto plain = variants.find(""); plain != variants.end())
+    return std::optional(plain->second);
   if (variants.size() > 1) {
     return Fail(Error{ErrorCode::kInvalid,
                       StrCat("weights of several variants (", variants.begin()->second.file, ", ",
@@ -77,7 +77,8 @@ std::optional<ShardNumber> ShardNumberOf(std::string_view name) {
   const auto number = [](std::string_view text) -> std::optional<uint64_t> {
     uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool digits = text.size() >= kDigits && error == std::errc() && end == text.data() + text.size();
+    const bool digits =
+        text.size() >= kDigits && error == std::errc() && end == text.data() + text.size();
     return digits ? std::optional(value) : std::nullopt;
   };
   const std::string_view stem = name.substr(0, name.rfind('.'));

@@ -29,7 +29,7 @@ namespace ckptfs::huggingface {
 
 // The file that a directory's weights are read from.
 struct WeightsName {
-  std::string file;     // the weights, their index, or an adapter
+  std::string file;  // the weights, their index, or an adapter
   bool index = false;
   std::string variant;  // "fp16"; empty: the plain names
   bool adapter = false;

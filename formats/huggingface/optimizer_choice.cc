@@ -46,8 +46,10 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
         StrCat("--model ", row.trained, " takes those weights")};
   }
   if (IsAverageKey(weights.model) && !trained) {
-    return Reason{StrCat("'", weights.model, "' is by its name an average, which an optimizer "
-                                             "does not train"), ""};
+    return Reason{StrCat("'", weights.model,
+                         "' is by its name an average, which an optimizer "
+                         "does not train"),
+                  ""};
   }
   for (const std::string& twin : weights.twins) {
     if (IsAverageKey(twin) || averages.contains(twin)) continue;
@@ -70,8 +72,10 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
     out.left_out.push_back({LeftOutPart::kOptimizer, what, reason.why, reason.remedy});
   };
   if (found.empty()) {
-    if (weights == nullptr) leave_out(whole, {"it does not hold the state_dict() of an "
-                                              "optimizer", ""});
+    if (weights == nullptr)
+      leave_out(whole, {"it does not hold the state_dict() of an "
+                        "optimizer",
+                        ""});
     return out;
   }
   const auto why = weights == nullptr ? std::nullopt : WhyNotOurs(root, *weights);

@@ -11,7 +11,8 @@ namespace {
 // Trainer's and accelerate's; what is of a second optimizer or model has a number.
 constexpr std::array<std::string_view, 2> kNames = {"optimizer.pt", "optimizer.bin"};
 constexpr std::array<std::string_view, 4> kSecond = {"optimizer_1.bin", "model_1.safetensors",
-                                                     "pytorch_model_1.bin", "model_1.safetensors.index.json"};
+                                                     "pytorch_model_1.bin",
+                                                     "model_1.safetensors.index.json"};
 
 }  // namespace
 

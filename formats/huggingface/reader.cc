@@ -28,19 +28,27 @@ constexpr auto kCounters = std::to_array<std::string_view>(
 // Heads that share the embedding where a model ties them and its files hold one: the first of these
 // that a model_type begins with, else kHead (_tied_weights_keys of transformers 5.23).
 constexpr std::string_view kHead = "lm_head.weight";
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kHeads = {{
-    {"whisper", "proj_out.weight"}, {"moonshine", "proj_out.weight"}, {"canary", "proj_out.weight"},
-    {"cohere_asr", "proj_out.weight"}, {"trocr", "output_projection.weight"},
-    {"t5gemma", "lm_head.out_proj.weight"}, {"ultrabert", "head.decoder.weight"}}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kHeads = {
+    {{"whisper", "proj_out.weight"},
+     {"moonshine", "proj_out.weight"},
+     {"canary", "proj_out.weight"},
+     {"cohere_asr", "proj_out.weight"},
+     {"trocr", "output_projection.weight"},
+     {"t5gemma", "lm_head.out_proj.weight"},
+     {"ultrabert", "head.decoder.weight"}}};
 constexpr std::array<std::string_view, 4> kEmbeddings = {
     "model.embed_tokens.weight", "transformer.wte.weight", "transformer.word_embeddings.weight",
     "model.decoder.embed_tokens.weight"};
 
-bool IsEmbedding(std::string_view name) { return std::ranges::find(kEmbeddings, name) != kEmbeddings.end(); }
+bool IsEmbedding(std::string_view name) {
+  return std::ranges::find(kEmbeddings, name) != kEmbeddings.end();
+}
 
 // True if the modules that the names lead to may have the same parameter.
 bool EndAlike(std::string_view a, std::string_view b) {
-  const auto dotted = [](std::string_view name) { return name.find('.') != std::string_view::npos; };
+  const auto dotted = [](std::string_view name) {
+    return name.find('.') != std::string_view::npos;
+  };
   return (!dotted(a) && !dotted(b)) || a.substr(a.rfind('.') + 1) == b.substr(b.rfind('.') + 1);
 }
 
@@ -78,7 +86,8 @@ Status CheckNoPiece(const StepCandidate& candidate) {
   const std::string own = LastComponent(candidate.directory);
   // One that an index names is found in its text before that is parsed: there may be hundreds of
   // files beside an index of many megabytes.
-  const bool plain = std::ranges::all_of(own, [](char c) { return c > ' ' && c < 127 && c != '"' && c != '\\' && c != '/'; });
+  const bool plain = std::ranges::all_of(
+      own, [](char c) { return c > ' ' && c < 127 && c != '"' && c != '\\' && c != '/'; });
   for (const RootEntry& entry : *entries) {
     if (entry.kind != EntryKind::kFile || !IsIndexName(entry.name)) continue;
     const auto text = ReadWhole(root, JoinPath(candidate.save, entry.name), kMaxIndexBytes);
@@ -88,8 +97,8 @@ Status CheckNoPiece(const StepCandidate& candidate) {
     std::set<std::string_view> shards;
     for (const auto& [tensor, shard] : *index) shards.insert(shard);
     if (shards.size() < 2 || !shards.contains(own)) continue;
-    return Fail(Error{ErrorCode::kUnsupported, StrCat(candidate.Path(), ": is one of ", shards.size(),
-                                                      " shards of ", entry.name)}
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(candidate.Path(), ": is one of ",
+                                                      shards.size(), " shards of ", entry.name)}
                     .Needing(StrCat("adopt the directory ", candidate.SavePath())));
   }
   const auto number = file ? ShardNumberOf(own) : std::nullopt;
@@ -107,8 +116,8 @@ Result<std::string> ConfiguredWeights(const Root& root, const std::string& direc
   CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(root, path));
   const auto text = there ? ReadWhole(root, path, kMaxConfigBytes) : Result<std::string>("");
   // A config that is not one is told where it is carried; a disk that fails is an error here.
-  const bool failed = !text && (text.error().code == ErrorCode::kIo ||
-                                text.error().code == ErrorCode::kExhausted);
+  const bool failed =
+      !text && (text.error().code == ErrorCode::kIo || text.error().code == ErrorCode::kExhausted);
   if (failed) return Fail(Error(text.error()));
   const auto facts = text ? ReadConfigFacts(*text) : Result<ConfigFacts>(ConfigFacts{});
   if (!facts) return std::string();
@@ -141,10 +150,11 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
   if (weights.adapter) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat(candidate.Path(), "/", weights.file,
-                             ": an adapter (PEFT), which holds additions to another model's weights")}
-                    .Needing("adopt the file itself"));
+    return Fail(
+        Error{ErrorCode::kUnsupported,
+              StrCat(candidate.Path(), "/", weights.file,
+                     ": an adapter (PEFT), which holds additions to another model's weights")}
+            .Needing("adopt the file itself"));
   }
   std::set<std::string> read{weights.file};
   if (weights.index) {
@@ -249,10 +259,11 @@ void Reader::TieByStorage() {
   }
 }
 
-// safetensors.torch.save_model writes {what it dropped: what it kept} among a file's other metadata,
-// into a dictionary that may be of another model, or of no model: a name that differs in its last word
-// or is another stored one with words before it is not taken, and of a head neither what the config denies nor
-// another than an embedding, since what is shown of the two is not the head.
+// safetensors.torch.save_model writes {what it dropped: what it kept} among a file's other
+// metadata, into a dictionary that may be of another model, or of no model: a name that differs in
+// its last word or is another stored one with words before it is not taken, and of a head neither
+// what the config denies nor another than an embedding, since what is shown of the two is not the
+// head.
 bool Reader::IsTie(const std::string& alias, const std::string& name) const {
   if (alias == "format" || names_.contains(alias) || !EndAlike(alias, name)) return false;
   for (size_t dot = alias.find('.'); dot != std::string::npos; dot = alias.find('.', dot + 1)) {
@@ -265,9 +276,8 @@ bool Reader::IsTie(const std::string& alias, const std::string& name) const {
 
 // A head that no file holds is the embedding, unless the config or a file says otherwise.
 void Reader::TieByConfig() {
-  const auto of_model = std::ranges::find_if(kHeads, [&](const auto& head) {
-    return config_.model_type.starts_with(head.first);
-  });
+  const auto of_model = std::ranges::find_if(
+      kHeads, [&](const auto& head) { return config_.model_type.starts_with(head.first); });
   const std::string tied_head(of_model != kHeads.end() ? of_model->second : kHead);
   const auto& classes = config_.architectures;
   const bool head = classes.empty() ? config_.tied.value_or(false)
@@ -320,7 +330,7 @@ Status Reader::DeclareParameters() {
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    const Trained said = trained.empty()         ? Trained::kUnknown
+    const Trained said = trained.empty()       ? Trained::kUnknown
                          : trained.contains(i) ? Trained::kYes
                                                : Trained::kNo;
     const Role role = RoleOf(weight.name, weight.dtype, weight.shape, said, HasWeight());
@@ -427,8 +437,7 @@ Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, P
           state->second, {index, weight.name, weight.shape}, placer, assembler_.header());
       if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
     }
-    CKPT_RETURN_IF_ERROR(
-        placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members));
+    CKPT_RETURN_IF_ERROR(placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members));
   }
   return members_.empty() ? Status{} : placer.FinishGroups();
 }

@@ -18,17 +18,17 @@
 
 #include "core/base/result.h"
 #include "core/state/assembler.h"
-#include "core/state/source.h"
 #include "core/state/roles.h"
-#include "formats/huggingface/names.h"
+#include "core/state/source.h"
 #include "formats/deepspeed/torch_optimizer.h"
+#include "formats/huggingface/names.h"
 #include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
-#include "formats/tools/config_text.h"
-#include "formats/tools/model_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
+#include "formats/tools/config_text.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs::huggingface {
 
@@ -88,16 +88,16 @@ class Reader {
   Assembler assembler_;
   ConfigFacts config_;
   bool has_config_ = false;
-  std::vector<BlobIndex> blobs_;       // of files_.weights
-  std::vector<WeightsFile> contents_;  // the same
+  std::vector<BlobIndex> blobs_;                // of files_.weights
+  std::vector<WeightsFile> contents_;           // the same
   std::map<std::string, std::string> aliases_;  // second name -> name
   std::set<std::string, std::less<>> names_;    // of tensors that are read
-  std::map<DType, uint64_t> elements_;  // of floats
+  std::map<DType, uint64_t> elements_;          // of floats
   std::optional<deepspeed::TorchOptimizer> optimizer_;
   std::string optimizer_path_;  // for messages
   // The owners in its groups, as indices of weights.  Empty: nothing proves whose they are.
   std::vector<deepspeed::OwnedGroup> members_;
-  std::optional<uint64_t> iteration_;              // as the file says
+  std::optional<uint64_t> iteration_;  // as the file says
 };
 
 }  // namespace ckptfs::huggingface

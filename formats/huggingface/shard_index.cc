@@ -88,8 +88,10 @@ Result<WeightMap> ParseShardIndex(std::string_view json) {
   const std::string strict = StrictJson(json);
   const bool parsed = nlohmann::json::sax_parse(strict.begin(), strict.end(), &events);
   if (parsed && events.found && !events.map.empty()) return std::move(events.map);
-  if (events.rule.empty()) events.rule = events.found ? "its weight_map is "
-                                                        "empty" : "its weight_map is missing";
+  if (events.rule.empty())
+    events.rule = events.found ? "its weight_map is "
+                                 "empty"
+                               : "its weight_map is missing";
   return Fail(ErrorCode::kInvalid, std::move(events.rule));
 }
 

@@ -46,6 +46,7 @@ std::vector<size_t> SplitShards(std::span<const uint64_t> sizes, uint64_t limit 
 std::string ShardName(size_t shard, size_t shards);
 
 // As transformers prints it.  kUnsupported for names that are not UTF-8.
-Result<std::string> PrintShardIndex(const WeightMap& map, uint64_t total_size, uint64_t total_parameters);
+Result<std::string> PrintShardIndex(const WeightMap& map, uint64_t total_size,
+                                    uint64_t total_parameters);
 
 }  // namespace ckptfs::huggingface

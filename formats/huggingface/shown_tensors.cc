@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/model/name_normaliser.h"
 #include "core/dialect/shown_weight.h"
+#include "core/model/name_normaliser.h"
 #include "formats/tools/tool_files.h"
 
 namespace ckptfs::huggingface {
@@ -87,12 +87,13 @@ Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout
     ShownTensor tensor;
     tensor.name = NormaliseName(kept);
     if (!seen.insert(tensor.name).second) {
-      return Fail(ErrorCode::kUnsupported, StrCat("two parameters are '", tensor.name,
-                                                  "' without the words of wrappers"));
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("two parameters are '", tensor.name, "' without the words of wrappers"));
     }
     const auto weight = WeightOf(step, layout, ParameterIndex{i});
     if (!weight) {
-      return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(kept));
+      return Fail(
+          Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(kept));
     }
     tensor.atom = weight->atom;
     tensor.dtype = weight->dtype;

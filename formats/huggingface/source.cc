@@ -129,7 +129,8 @@ class HuggingFaceSource : public Source {
   }
 
   // Checks that every file the model needs is there.
-  static Status CheckFiles(const StepCandidate& step, const StepFiles& files, const SourceOptions& options) {
+  static Status CheckFiles(const StepCandidate& step, const StepFiles& files,
+                           const SourceOptions& options) {
     if (!options.weights_only) CKPT_RETURN_IF_ERROR(CheckEngine(step));
     for (const std::string& name : files.weights) {
       const std::string path = JoinPath(files.directory, name);
@@ -140,7 +141,8 @@ class HuggingFaceSource : public Source {
                          files.index.empty() ? ": this link does not lead to a readable file of "
                                                "the checkpoint"
                                              : StrCat(": missing, "
-                                                      "though ", files.index, " names it")));
+                                                      "though ",
+                                                      files.index, " names it")));
     }
     return {};
   }
@@ -157,8 +159,9 @@ class HuggingFaceSource : public Source {
       const auto visible = [](const RootEntry& entry) { return !entry.name.starts_with("."); };
       if (!inside || std::ranges::any_of(*inside, visible)) continue;
       return Fail(ErrorCode::kInvalid,
-                  StrCat(step.Path(), "/", name, ": empty, though DeepSpeed's optimizer would be "
-                                                 "there: it was not copied, "
+                  StrCat(step.Path(), "/", name,
+                         ": empty, though DeepSpeed's optimizer would be "
+                         "there: it was not copied, "
                          "or the copy is still running (`adopt --weights-only` takes the "
                          "weights)"));
     }

@@ -228,8 +228,10 @@ Error TorchState::NoModel(const Error& why) const {
                module.value.ClassName(), "), which only its own code can load")}
         .Needing("save its state_dict()");
   }
-  if (IsTensor(root_)) return Error{why.code, "it is a tensor by itself, not a dict of named "
-                                              "tensors"};
+  if (IsTensor(root_))
+    return Error{why.code,
+                 "it is a tensor by itself, not a dict of named "
+                 "tensors"};
   if (!optimizers_.empty() && candidates_.empty()) {
     return Error{why.code, StrCat(why.message, "; ", ModelKeyText(optimizers_.front().key),
                                   " is an optimizer's")};

@@ -9,8 +9,8 @@
 
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
-#include "core/view/shard.h"
 #include "core/dialect/shown_names.h"
+#include "core/view/shard.h"
 #include "formats/huggingface/config_match.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/shown_tensors.h"
@@ -89,7 +89,8 @@ ViewEntry FolderNamed(std::string_view name) {
 
 // The path behind "huggingface/"; "" for any other path.
 std::string_view BelowTop(std::string_view path) {
-  const bool below = path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
+  const bool below =
+      path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
   return below ? path.substr(kTop.size() + 1) : std::string_view();
 }
 
@@ -205,7 +206,8 @@ ShownFile TextFile(const std::string& path, std::string text) {
 }
 
 // As save_pretrained cuts them, or the source's own files.
-std::vector<Shard> ShardsOf(std::vector<ShownTensor> tensors, const std::vector<WholeFile>& wholes) {
+std::vector<Shard> ShardsOf(std::vector<ShownTensor> tensors,
+                            const std::vector<WholeFile>& wholes) {
   if (wholes.empty()) return SplitIntoShards(std::move(tensors));
   std::vector<Shard> shards;
   for (const WholeFile& whole : wholes) {
@@ -273,7 +275,8 @@ void AddModelFiles(const StepModel& step, const Layout& layout, const ModelFiles
 }
 
 // Why there can be no directory of transformers, whatever its files.
-Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout, const std::string& config) {
+Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout,
+                              const std::string& config) {
   CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   const Naming naming = layout.naming == Naming::kAsSource ? step.layout.naming : layout.naming;
   if (naming == Naming::kPipe) {
@@ -283,9 +286,9 @@ Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout, const
   }
   CKPT_ASSIGN_OR_RETURN(ConfigFacts facts, ReadConfigFacts(config));
   if (!facts.quantisation.empty() && layout.dtype) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("quantised weights (", facts.quantisation, ") are only shown as "
-                                                                        "stored")}
+    return Fail(Error{ErrorCode::kUnsupported, StrCat("quantised weights (", facts.quantisation,
+                                                      ") are only shown as "
+                                                      "stored")}
                     .Needing("leave the dtype out of the layout"));
   }
   return facts;
@@ -298,8 +301,9 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(*step));
   const ModelFiles& models = own.config() == nullptr && given_ ? *given_ : own;
   if (models.config() == nullptr) {
-    return Fail(Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
-                    .Needing("`mount --hf-config DIR` gives one"));
+    return Fail(
+        Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
+            .Needing("`mount --hf-config DIR` gives one"));
   }
   CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, CheckStep(*step, layout, *models.config()));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
@@ -315,9 +319,8 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   std::vector<ShownFile> files;
   CKPT_RETURN_IF_ERROR(AddWeights(*step, shards, wholes, files));
   AddModelFiles(*step, layout, models, files);
-  std::sort(files.begin(), files.end(), [](const ShownFile& a, const ShownFile& b) {
-    return a.path < b.path;
-  });
+  std::sort(files.begin(), files.end(),
+            [](const ShownFile& a, const ShownFile& b) { return a.path < b.path; });
   return std::make_shared<const HuggingFaceView>(std::move(step), std::move(shards),
                                                  std::move(files), std::move(left_out));
 }

@@ -31,7 +31,8 @@ Result<bool> SaysTorch(const std::map<std::string, std::string>& metadata) {
 
 Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
-  if (file->size() < 8) return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
+  if (file->size() < 8)
+    return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
   CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
   CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
   CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
@@ -117,8 +118,8 @@ void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex 
       case TorchState::Kind::kModel:
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
                               StrCat("a step has one model, and this "
-                                     "one's is ", ModelKeyText(model.key),
-                                     " (", model.why, ")"),
+                                     "one's is ",
+                                     ModelKeyText(model.key), " (", model.why, ")"),
                               "--model KEY takes it instead"});
         break;
       case TorchState::Kind::kModule:
@@ -168,7 +169,8 @@ Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, B
   if (out) return out;
   Error error = std::move(out).error();
   const std::string name = root.PathOf(path);  // with which errors of reading begin
-  return Fail(error.message.starts_with(name) ? std::move(error) : std::move(error).WithContext(name));
+  return Fail(error.message.starts_with(name) ? std::move(error)
+                                              : std::move(error).WithContext(name));
 }
 
 }  // namespace ckptfs::huggingface

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/state/assembler.h"
 #include "core/model/step_model.h"
+#include "core/state/assembler.h"
 #include "formats/huggingface/shown_tensors.h"
 
 namespace ckptfs::huggingface {

@@ -10,9 +10,9 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/dialect/shown_weight.h"
 #include "core/state/state_fit.h"
 #include "core/view/shard.h"
-#include "core/dialect/shown_weight.h"
 
 namespace ckptfs {
 namespace {
@@ -144,8 +144,9 @@ class Builder {
       case Relation::kScalar: return true;
       case Relation::kSame:
         if (atom.kind == "master" || !IsScaled(local)) return true;
-        LeaveOut(key, "the parameter is stored as a multiple, and nothing tells how this state "
-                      "scales with it");
+        LeaveOut(key,
+                 "the parameter is stored as a multiple, and nothing tells how this state "
+                 "scales with it");
         return false;
       case Relation::kReduced: return true;  // CutReduced says it
       case Relation::kOpaque:
@@ -225,7 +226,8 @@ class Builder {
 
 bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i) {
   const std::string& kind = step.atom(atoms[i]).kind;
-  return std::ranges::none_of(atoms.first(i), [&](AtomIndex a) { return step.atom(a).kind == kind; });
+  return std::ranges::none_of(atoms.first(i),
+                              [&](AtomIndex a) { return step.atom(a).kind == kind; });
 }
 
 ParameterAtoms::ParameterAtoms(const StepModel& step) {

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/dialect/shown_names.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
 #include "core/view/plan.h"
-#include "core/dialect/shown_names.h"
 
 namespace ckptfs {
 

@@ -10,8 +10,8 @@
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
-#include "core/view/shard.h"
 #include "core/dialect/shown_names.h"
+#include "core/view/shard.h"
 #include "formats/rank/rank_tensors.h"
 #include "formats/rank/rank_text.h"
 #include "formats/torch/archive_builder.h"
@@ -77,9 +77,8 @@ std::map<std::string, std::string> FittingMetadata(const StepModel& step, const 
 Result<uint64_t> SafetensorsSize(const StepModel& step, const RankTensors& all, FileKind kind,
                                  const RankCoordinate& rank) {
   const auto& tensors = TensorsOf(all, kind);
-  CKPT_ASSIGN_OR_RETURN(
-      uint64_t size,
-      SafetensorsHeaderSize(FittingMetadata(step, all, kind, rank), Entries(tensors)));
+  CKPT_ASSIGN_OR_RETURN(uint64_t size, SafetensorsHeaderSize(FittingMetadata(step, all, kind, rank),
+                                                             Entries(tensors)));
   for (const RankTensor& tensor : tensors) size += tensor.ByteLength();
   return size;
 }
@@ -88,9 +87,8 @@ Result<Plan> SafetensorsPlan(const StepModel& step, const RankTensors& all, File
                              const RankCoordinate& rank) {
   const auto& tensors = TensorsOf(all, kind);
   std::vector<SafetensorsEntry> entries = Entries(tensors);
-  CKPT_ASSIGN_OR_RETURN(
-      std::string header,
-      RenderSafetensorsHeader(FittingMetadata(step, all, kind, rank), entries));
+  CKPT_ASSIGN_OR_RETURN(std::string header,
+                        RenderSafetensorsHeader(FittingMetadata(step, all, kind, rank), entries));
   PlanBuilder plan;
   plan.Literal(std::move(header));
   for (const RankTensor& tensor : tensors) {

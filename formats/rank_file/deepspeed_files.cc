@@ -53,8 +53,10 @@ class SavedFiles {
 Status SavedFiles::Collect() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankEntry& entry = *ranks_[rank].entry;
-    if (entry.framework != kDeepSpeedRankFile) return Refuse("rank ", rank, " is not a rank of a "
-                                                                            "DeepSpeed job");
+    if (entry.framework != kDeepSpeedRankFile)
+      return Refuse("rank ", rank,
+                    " is not a rank of a "
+                    "DeepSpeed job");
     if (!entry.tensors.empty() || !entry.parameters.empty() || !entry.groups.empty()) {
       return Refuse("rank ", rank, " holds parameters beside DeepSpeed's files");
     }
@@ -77,8 +79,11 @@ Status SavedFiles::Take(size_t rank, const RankDocument& document) {
   }
   SavedFile& file = files_[document.key];
   if (!part) {
-    if (file.rank) return Refuse("ranks ", *file.rank, " and ", rank, " both "
-                                                                      "have '", document.key, "'");
+    if (file.rank)
+      return Refuse("ranks ", *file.rank, " and ", rank,
+                    " both "
+                    "have '",
+                    document.key, "'");
     file.rank = rank;
     file.pickle = document.pickle;
   }
@@ -90,8 +95,10 @@ Status SavedFiles::Take(size_t rank, const RankDocument& document) {
     const std::string key = entry.name.substr(prefix.size());
     const auto [at, added] = file.storages.try_emplace(key, StorageHome{rank, entry});
     if (added) continue;
-    return Refuse("ranks ", at->second.rank, " and ", rank, " both have "
-                                                            "storage '", entry.name, "'");
+    return Refuse("ranks ", at->second.rank, " and ", rank,
+                  " both have "
+                  "storage '",
+                  entry.name, "'");
   }
   return {};
 }
@@ -122,9 +129,8 @@ Result<PickleTree> SavedFiles::TreeOf(size_t rank, const SafetensorsEntry& entry
 
 // A storage is what the pickle says, in type and length; zips are held to it, too.
 Status CheckStorage(const TensorNode& storage, const StorageHome& home) {
-  CKPT_ASSIGN_OR_RETURN(
-      const uint64_t bytes,
-      CheckedMul(storage.storage_elements, ByteWidth(storage.dtype), "storage size"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, CheckedMul(storage.storage_elements,
+                                                         ByteWidth(storage.dtype), "storage size"));
   if (home.entry.dtype == storage.dtype && home.entry.end - home.entry.begin == bytes) return {};
   return Refuse("storage '", home.entry.name, "' is ", DTypeName(home.entry.dtype), " of ",
                 home.entry.end - home.entry.begin, " bytes, but the pickle says ",
@@ -181,8 +187,7 @@ Result<StepModel> ReadDeepSpeedFiles(const std::shared_ptr<const Root>& root,
   CKPT_ASSIGN_OR_RETURN(const auto named, deepspeed::native::Name(tag, parsed));
   CKPT_ASSIGN_OR_RETURN(const auto sharded, deepspeed::native::Shard(tag, parsed, named));
   CKPT_ASSIGN_OR_RETURN(
-      StepModel model,
-      deepspeed::native::Place(tag, parsed, named, sharded, std::move(assembler)));
+      StepModel model, deepspeed::native::Place(tag, parsed, named, sharded, std::move(assembler)));
   model.iteration = ranks.front().entry->step;
   return model;
 }

@@ -19,9 +19,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/io/root.h"
 #include "core/state/assembler.h"
 #include "core/state/source.h"
-#include "core/io/root.h"
 #include "formats/rank_file/rank_entry.h"
 
 namespace ckptfs {

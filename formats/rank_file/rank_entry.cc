@@ -151,8 +151,8 @@ std::optional<StatePart> ReadPart(EntryReader& reader, const Json& tensor) {
   const Json* flat = EntryReader::Find(tensor, "flat");
   const Json* local_shape = EntryReader::Find(tensor, "local_shape");
   const Json* order = EntryReader::Find(tensor, "order");
-  const bool part = flat != nullptr || local_shape != nullptr || order != nullptr ||
-                    tensor.contains("pieces");
+  const bool part =
+      flat != nullptr || local_shape != nullptr || order != nullptr || tensor.contains("pieces");
   if (shape == nullptr && !part) return std::nullopt;
   StatePart read;
   read.shape = reader.AsNumbers(shape != nullptr ? *shape : Json(), "shape");
@@ -209,8 +209,10 @@ void ReadKept(EntryReader& reader) {
                            reader.AsNumbers(shape != nullptr ? *shape : Json(), "shape")};
     const auto bytes = ByteCount(entry.shape, entry.dtype);
     std::string place = reader.Text(one, "place");
-    if (!dtype || !bytes) return reader.Refuse(StrCat("'", key, "' of 'kept' has no such type or shape"));
-    if (!IsPlace(place)) return reader.Refuse(StrCat("'", place, "' is not where a save's files lie"));
+    if (!dtype || !bytes)
+      return reader.Refuse(StrCat("'", key, "' of 'kept' has no such type or shape"));
+    if (!IsPlace(place))
+      return reader.Refuse(StrCat("'", place, "' is not where a save's files lie"));
     entry.end = *bytes;
     reader.Keep(std::move(entry), std::move(place));
   }
@@ -229,7 +231,8 @@ void ReadTensors(EntryReader& reader, const SafetensorsHeader& header, uint64_t 
   }
   for (const auto& [key, kept] : reader.kept()) {
     const auto found = tensors->find(key);
-    if (found == tensors->end()) return reader.Refuse(StrCat("nothing says what tensor '", key, "' is"));
+    if (found == tensors->end())
+      return reader.Refuse(StrCat("nothing says what tensor '", key, "' is"));
     out.tensors.push_back(ReadTensor(reader, version, key, *found));
   }
   if (out.tensors.size() != tensors->size()) {
@@ -306,7 +309,8 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
     return Refuse("a rank file of version ", version, ", this is version ", kRankFileVersion);
   }
   for (const char* later : {"layout", "alike"}) {
-    if (version == 1 && json.contains(later)) reader.Refuse(StrCat("version 1 has no '", later, "'"));
+    if (version == 1 && json.contains(later))
+      reader.Refuse(StrCat("version 1 has no '", later, "'"));
   }
   if (version < 3 && json.contains("kept")) reader.Refuse("only version 3 has 'kept'");
   reader.Only(json, {"version", "rank", "world", "step", "framework", "framework_version", "layout",

@@ -18,8 +18,8 @@
 
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
-#include "core/state/state_part.h"
 #include "core/model/step_model.h"
+#include "core/state/state_part.h"
 
 namespace ckptfs {
 
@@ -54,7 +54,7 @@ struct RankEntry {
   uint64_t step = 0;
   std::string framework;
   std::string framework_version;
-  std::string layout;  // empty: none is given
+  std::string layout;                // empty: none is given
   std::vector<StateTensor> tensors;  // in file order, then what is kept elsewhere, by key
   std::vector<std::pair<std::string, Role>> parameters;
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name

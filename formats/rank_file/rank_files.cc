@@ -11,10 +11,10 @@
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
 #include "core/state/shared_rows.h"
-#include "formats/sharding/placer.h"
-#include "formats/sharding/sharding.h"
 #include "formats/rank_file/deepspeed_files.h"
 #include "formats/rank_file/rank_entry.h"
+#include "formats/sharding/placer.h"
+#include "formats/sharding/sharding.h"
 #include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -99,7 +99,7 @@ class RankFilesReader {
   std::vector<BlobIndex> blobs_;  // by rank, as are these
   std::vector<std::shared_ptr<const File>> files_;
   std::vector<RankEntry> entries_;
-  Shapes shapes_;  // of the parameters
+  Shapes shapes_;                                       // of the parameters
   std::vector<std::pair<std::string, Role>> declared_;  // the parameters, in model order
   std::map<std::string, ParameterIndex, std::less<>> parameters_;
   // By parameter, optimizer, kind: whether parts of it are held, or all of it.
@@ -127,16 +127,19 @@ Status RankFilesReader::ReadEntry(size_t rank) {
   CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(*file));
   CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
   if (entry.rank != rank || entry.world != paths_.size()) {
-    return Refuse("belongs to rank ", entry.rank, " of ", entry.world, ", not to "
-                                                                       "rank ", rank, " of ",
-                  paths_.size());
+    return Refuse("belongs to rank ", entry.rank, " of ", entry.world,
+                  ", not to "
+                  "rank ",
+                  rank, " of ", paths_.size());
   }
   if (rank > 0 && entry.step != entries_[0].step) {
     return Refuse("belongs to step ", entry.step, ", but rank 0's file to step ", entries_[0].step);
   }
   if (!entry.layout.empty() && rank > 0 && entry.layout != entries_[0].layout) {
-    return Refuse("has layout '", entry.layout, "', but rank 0's file "
-                                                "has '", entries_[0].layout, "'");
+    return Refuse("has layout '", entry.layout,
+                  "', but rank 0's file "
+                  "has '",
+                  entries_[0].layout, "'");
   }
   files_.push_back(file);
   entries_.push_back(std::move(entry));
@@ -167,14 +170,17 @@ Status RankFilesReader::CheckAlike() const {
     });
   };
   if (const auto uneven = first_uneven(false); uneven != said.end()) {
-    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that share states out "
+    return Refuse("only ", uneven->second, " of ", uneven->first.second,
+                  " ranks that share states out "
                   "hold the same states (does an optimizer have states on some ranks only?)");
   }
   if (const auto uneven = first_uneven(true); uneven != said.end()) {
-    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that must hold "
-                                                                         "the "
-                  "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
-                  "they are averaged");
+    return Refuse(
+        "only ", uneven->second, " of ", uneven->first.second,
+        " ranks that must hold "
+        "the "
+        "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
+        "they are averaged");
   }
   return {};
 }
@@ -192,8 +198,9 @@ Status RankFilesReader::FindWeights() {
       }
       const auto [known, added] = shapes_.emplace(tensor.parameter, tensor.whole());
       if (!added && (!tensor.part || whole.contains(tensor.parameter))) {
-        return Refuse("two ranks hold the weight '", tensor.parameter, "', and one of them holds "
-                                                                       "all of it");
+        return Refuse("two ranks hold the weight '", tensor.parameter,
+                      "', and one of them holds "
+                      "all of it");
       }
       if (known->second != tensor.whole()) {
         return Refuse("the weight '", tensor.parameter, "' has shape ",
@@ -212,8 +219,11 @@ Status RankFilesReader::FindModel() {
   for (size_t rank = 0; rank < entries_.size(); ++rank) {
     std::set<std::string_view> own;
     for (const auto& [name, role] : entries_[rank].parameters) {
-      if (!own.insert(name).second) return Refuse("there are two "
-                                                  "parameters '", name, "' on rank ", rank);
+      if (!own.insert(name).second)
+        return Refuse(
+            "there are two "
+            "parameters '",
+            name, "' on rank ", rank);
       const auto [known, added] = roles.emplace(name, role);
       if (added) declared_.emplace_back(name, role);
       if (known->second != role) {
@@ -346,7 +356,8 @@ Result<RankFilesReader::Place> RankFilesReader::PlaceOf(size_t rank, const State
   const auto found = (*earlier)->entries.find(entry.name);
   const bool same = found != (*earlier)->entries.end() && found->second.dtype == entry.dtype &&
                     found->second.shape == entry.shape;
-  if (!same) return Refuse("'", entry.name, "' is kept in ", path, ", which does not have such a tensor");
+  if (!same)
+    return Refuse("'", entry.name, "' is kept in ", path, ", which does not have such a tensor");
   return Place{(*earlier)->blob, (*earlier)->data_offset + found->second.begin};
 }
 
@@ -474,9 +485,9 @@ void RankFilesReader::NoteUnproved() {
   uint64_t bytes = 0;
   for (const RankEntry& entry : entries_) bytes += std::min(entry.unproved, UINT64_MAX - bytes);
   if (bytes == 0) return;
-  assembler_.header().notes.push_back(
-      StrCat("unproved: a write of ", bytes, " bytes between the save and its copy could have gone "
-             "unseen (no kernel or GPU support for a proof)"));
+  assembler_.header().notes.push_back(StrCat("unproved: a write of ", bytes,
+                                             " bytes between the save and its copy could have gone "
+                                             "unseen (no kernel or GPU support for a proof)"));
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/state/source.h"
 #include "core/io/root.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

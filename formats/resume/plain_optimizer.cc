@@ -33,8 +33,9 @@ tl::unexpected<Error> Refuse(const Words&... words) {
 // Success if the members of the step's groups are in the order in which the optimizer had them.
 Status CheckOrder(const StepModel& step) {
   if (step.framework != "deepspeed") {
-    return Refuse("a universal directory does not say in which order the optimizer had its "
-                  "parameters");
+    return Refuse(
+        "a universal directory does not say in which order the optimizer had its "
+        "parameters");
   }
   if (step.groups.empty()) return Refuse("the step has no optimizer");
   if (step.layout.tp > 1 || step.layout.pp > 1) {
@@ -49,9 +50,10 @@ Status CheckOrder(const StepModel& step) {
   if (step.layout.zero != 1 && step.layout.zero != 2) return {};
   const Document* config = step.FindDocument(deepspeed::kDsConfig);
   if (config == nullptr) {
-    return Refuse("the step does not have the ds_config, which would say whether "
-                  "round_robin_gradients "
-                  "changed the order of the parameters");
+    return Refuse(
+        "the step does not have the ds_config, which would say whether "
+        "round_robin_gradients "
+        "changed the order of the parameters");
   }
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
   const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
@@ -80,7 +82,8 @@ Result<States> StatesOf(const StepModel& step) {
 
 class Renderer {
  public:
-  explicit Renderer(const StepModel& step, States states) : step_(step), states_(std::move(states)) {}
+  explicit Renderer(const StepModel& step, States states)
+      : step_(step), states_(std::move(states)) {}
 
   Result<ArchiveContent> Render() && {
     std::vector<NodeId> groups;
@@ -91,8 +94,9 @@ class Renderer {
     }
     PickleBuilder& pickle = archive_.pickle();
     const NodeId state = pickle.Dict(state_);
-    const NodeId root = pickle.Dict({{pickle.String("state"), state},
-                                     {pickle.String("param_groups"), pickle.List(std::move(groups))}});
+    const NodeId root =
+        pickle.Dict({{pickle.String("state"), state},
+                     {pickle.String("param_groups"), pickle.List(std::move(groups))}});
     return std::move(archive_).Finish(root);
   }
 

@@ -91,8 +91,10 @@ class ResumeView : public View {
 
  private:
   tl::unexpected<Error> NoSuch(std::string_view path) const {
-    return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in the files "
-                                                           "that ", top_, " resumes from"));
+    return Fail(ErrorCode::kNotFound, StrCat("no '", path,
+                                             "' in the files "
+                                             "that ",
+                                             top_, " resumes from"));
   }
   // The path behind "<top>/"; nothing for other paths.
   std::optional<std::string_view> BelowTop(std::string_view path) const;
@@ -281,8 +283,9 @@ ShownFiles FilesAround(const StepModel& step, const ToolFiles& files, const std:
 // A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
 Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.dtype) {
-    return Fail(Error{ErrorCode::kUnsupported, StrCat(tool, " can only resume with the dtype that "
-                                                            "it saved")}
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(tool,
+                                                      " can only resume with the dtype that "
+                                                      "it saved")}
                     .Needing("leave the dtype out of the layout"));
   }
   if (layout.tp == 1 && layout.pp == 1 && layout.ep == 1) return {};
@@ -293,9 +296,8 @@ Status CheckPlain(const Layout& layout, std::string_view tool) {
 // Nothing of the source has a name that something of the layout is shown under.
 void MakeRoom(std::string_view name, ShownFiles& shown) {
   const std::string below = StrCat(name, "/");
-  std::erase_if(shown, [&](const auto& file) {
-    return file.first == name || file.first.starts_with(below);
-  });
+  std::erase_if(
+      shown, [&](const auto& file) { return file.first == name || file.first.starts_with(below); });
 }
 
 void Show(std::string_view name, ShownFile file, ShownFiles& shown) {
@@ -330,8 +332,9 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
   }
   if (!shown.contains(kLightningMeta)) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("the file ", kLightningMeta, " is missing in the step's directory; "
-                                                    "Lightning's "
+                StrCat("the file ", kLightningMeta,
+                       " is missing in the step's directory; "
+                       "Lightning's "
                        "strategies write it beside DCP's files: dcp/ has the step for any mesh"));
   }
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
@@ -347,8 +350,9 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
                const FamilySet* families, StepTool tool, std::vector<Part>& parts,
                std::vector<std::string>& left_out) {
   if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
-    return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}
-                    .Needing("leave nested, flat, titan and numbered out of the layout"));
+    return Fail(
+        Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}.Needing(
+            "leave nested, flat, titan and numbered out of the layout"));
   }
   layout.keys = StateKeys::kAccelerate;
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
@@ -361,9 +365,10 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
     parts.push_back({name, name, std::move(view)});
   }
   if (optimizer) {
-    left_out.push_back("the optimizer's states under FSDP1: accelerate 1.15 asks for those of a "
-                       "fresh "
-                       "optimizer, which has none; under FSDP2 it takes them");
+    left_out.push_back(
+        "the optimizer's states under FSDP1: accelerate 1.15 asks for those of a "
+        "fresh "
+        "optimizer, which has none; under FSDP2 it takes them");
   }
   return {};
 }
@@ -377,8 +382,8 @@ bool IsWeights(std::string_view path) {
     if (!name.starts_with(model)) continue;
     const std::string_view rest = name.substr(model.size());
     const std::string_view type = path.substr(name.size());
-    const bool known = type == ".safetensors" || type == ".bin" || type == ".safetensors.index.json" ||
-                       type == ".bin.index.json";
+    const bool known = type == ".safetensors" || type == ".bin" ||
+                       type == ".safetensors.index.json" || type == ".bin.index.json";
     if (known && (rest.empty() || rest.starts_with("-"))) return true;
   }
   return false;
@@ -395,17 +400,19 @@ Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
 // The files that the tool would load of a DeepSpeed step if it went on without DeepSpeed:
 // weights in the layout's dtype, and the optimizer, or why it is not there.
 Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
-                const FamilySet* families, StepTool tool, const std::string& tag,
-                ShownFiles& shown, std::vector<Part>& parts, std::vector<std::string>& left_out) {
+                const FamilySet* families, StepTool tool, const std::string& tag, ShownFiles& shown,
+                std::vector<Part>& parts, std::vector<std::string>& left_out) {
   const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
   Status scheduled = CheckSchedule(tool, shown);
   auto optimizer = scheduled ? PlainOptimizer(*step)
                              : Result<ArchiveContent>(Fail(std::move(scheduled).error()));
   if (!optimizer) {
-    const std::string why = StrCat("There is no ", name, " for a training without DeepSpeed: ",
-                                   optimizer.error().message, "\n");
+    const std::string why =
+        StrCat("There is no ", name,
+               " for a training without DeepSpeed: ", optimizer.error().message, "\n");
     Show(kWhyNot, TextFile(kWhyNot, why), shown);
-    left_out.push_back(StrCat(name, " for a training without DeepSpeed: ", optimizer.error().message));
+    left_out.push_back(
+        StrCat(name, " for a training without DeepSpeed: ", optimizer.error().message));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
@@ -449,9 +456,8 @@ Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
 // A tool's name for what another tool saved: one text for all of them, so that it is said
 // once.
 Error NotItsOwn(const std::optional<ToolFiles>& files) {
-  return {ErrorCode::kUnsupported,
-          files ? StrCat("not saved by it, but by ", ToolName(files->tool))
-                : std::string("not saved by a training tool")};
+  return {ErrorCode::kUnsupported, files ? StrCat("not saved by it, but by ", ToolName(files->tool))
+                                         : std::string("not saved by a training tool")};
 }
 
 }  // namespace

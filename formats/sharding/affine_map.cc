@@ -65,8 +65,10 @@ Result<std::vector<uint64_t>> BoxBegin(const Shape& full, const Shape& box,
     begin[d] = strides[d] == 0 ? 0 : rest / strides[d];
     rest -= begin[d] * strides[d];
     if (!RangeInside(begin[d], box[d], full[d])) {
-      return RefuseMap("a piece of ", ShapeToString(box), " lies beyond the "
-                                                          "full ", ShapeToString(full));
+      return RefuseMap("a piece of ", ShapeToString(box),
+                       " lies beyond the "
+                       "full ",
+                       ShapeToString(full));
     }
   }
   if (rest != 0) return RefuseMap("a piece begins outside the full tensor");
@@ -76,8 +78,7 @@ Result<std::vector<uint64_t>> BoxBegin(const Shape& full, const Shape& box,
 Result<Piece> ParsePiece(PickleRef ref, const Shape& full) {
   const auto shape = ref["shape"].AsShape();
   if (!shape || shape->size() != full.size()) {
-    return RefuseMap("a piece's shape does not have the ", full.size(),
-                     " dims of the full tensor");
+    return RefuseMap("a piece's shape does not have the ", full.size(), " dims of the full tensor");
   }
   CKPT_ASSIGN_OR_RETURN(const StridedBlock source,
                         ParseBlock(ref["source"], "source", shape->size()));
@@ -100,8 +101,10 @@ Result<LocalTensor> ParseRank(PickleRef ref, const Shape& full) {
   LocalTensor local;
   const auto shape = ref["shard_shape"].AsShape();
   const PickleRef pieces = ref["pieces"];
-  if (!shape || !pieces.IsSequence()) return RefuseMap("a rank does not have shard_shape or "
-                                                       "pieces");
+  if (!shape || !pieces.IsSequence())
+    return RefuseMap(
+        "a rank does not have shard_shape or "
+        "pieces");
   local.shape = *shape;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto box = pieces.at(i)["shape"].AsShape();

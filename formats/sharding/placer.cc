@@ -109,8 +109,9 @@ Result<Placer::Local> Placer::LocalOf(ParameterIndex parameter, std::string_view
   const bool average = sharding.how == Sharding::How::kAverage;
   const bool replicas = sharding.how == Sharding::How::kReplicas;
   if (average && holder.place > 0) {
-    return Fail(Error{ErrorCode::kUnsupported, "it is to be averaged, but lies on several "
-                                               "pipeline stages"}
+    return Fail(Error{ErrorCode::kUnsupported,
+                      "it is to be averaged, but lies on several "
+                      "pipeline stages"}
                     .OfParameter(assembler_.parameter(parameter).name));
   }
   if (average) assembler_.DeclareAverage(atom);
@@ -220,11 +221,12 @@ Status Placer::FinishGroups() {
   if (!apart_.empty()) {
     const NodeId root = builder.List(std::move(numbers));
     CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
-    assembler_.header().documents.push_back(
-        {.key = std::string(kGroupNumbers), .scope = "", .pickle = std::move(pickle), .tensors = {}});
-    assembler_.header().notes.push_back(
-        StrCat("the optimizer groups of pipeline stages differ ('", apart_by_,
-               "'): they are kept apart"));
+    assembler_.header().documents.push_back({.key = std::string(kGroupNumbers),
+                                             .scope = "",
+                                             .pickle = std::move(pickle),
+                                             .tensors = {}});
+    assembler_.header().notes.push_back(StrCat("the optimizer groups of pipeline stages differ ('",
+                                               apart_by_, "'): they are kept apart"));
   }
   groups_.clear();
   apart_.clear();

@@ -56,9 +56,11 @@ void AdoptFamilyFacts(const RuleMatch& family, Pattern& pattern) {
 Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
   for (size_t r = 1; r < locals.size(); ++r) {
     if (locals[r] != locals[0]) {
-      return RefuseParameter(name, "rank 0 holds ", ShapeToString(locals[0]), ", "
-                                                                              "rank ", r, " holds ",
-                             ShapeToString(locals[r]), ", but a rule calls it whole on every rank");
+      return RefuseParameter(name, "rank 0 holds ", ShapeToString(locals[0]),
+                             ", "
+                             "rank ",
+                             r, " holds ", ShapeToString(locals[r]),
+                             ", but a rule calls it whole on every rank");
     }
   }
   return {};
@@ -463,8 +465,9 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
 Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape> locals,
                                     const AffineParameter& affine, Sharding& out) {
   if (affine.ranks.size() != locals.size()) {
-    return RefuseParameter(name, "affine_map describes ", affine.ranks.size(), " ranks, but there "
-                                                                               "are ",
+    return RefuseParameter(name, "affine_map describes ", affine.ranks.size(),
+                           " ranks, but there "
+                           "are ",
                            locals.size());
   }
   for (size_t r = 0; r < locals.size(); ++r) {
@@ -475,8 +478,9 @@ Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape
     }
     for (const Piece& piece : affine.ranks[r].pieces) {
       if (piece.scale == 1.0) continue;
-      return Fail(Error{ErrorCode::kUnsupported, "affine_map scales its shards, which ckptfs does "
-                                                 "not understand"}
+      return Fail(Error{ErrorCode::kUnsupported,
+                        "affine_map scales its shards, which ckptfs does "
+                        "not understand"}
                       .OfParameter(name));
     }
   }
@@ -513,9 +517,9 @@ Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape
                                                     std::move(decision.widths), decision.rows, out);
   }
   if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat(decision.rule, " cannot be read from several ranks")}
-                    .OfParameter(name));
+    return Fail(
+        Error{ErrorCode::kUnsupported, StrCat(decision.rule, " cannot be read from several ranks")}
+            .OfParameter(name));
   }
   out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage
                                                       : Sharding::How::kReplicas;

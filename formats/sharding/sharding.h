@@ -22,10 +22,10 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/state/family_variables.h"
-#include "core/state/source.h"
 #include "core/model/family.h"
 #include "core/model/pattern.h"
+#include "core/state/family_variables.h"
+#include "core/state/source.h"
 #include "formats/sharding/sharding_info.h"
 
 namespace ckptfs {
@@ -38,16 +38,16 @@ struct Sharding {
     kCut,       // the ranks' locals cover it
   };
   How how = How::kWhole;
-  Pattern pattern;                  // for any degree; kUnknown: nothing says how
+  Pattern pattern;                        // for any degree; kUnknown: nothing says how
   std::optional<Pattern> source_pattern;  // Parameter::source_pattern
-  Shape shape;                      // of the whole parameter, without padding
-  std::vector<LocalTensor> locals;  // one per tensor-parallel rank
+  Shape shape;                            // of the whole parameter, without padding
+  std::vector<LocalTensor> locals;        // one per tensor-parallel rank
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
-  uint32_t expert_at = 0;           // where it stands in the name
+  uint32_t expert_at = 0;  // where it stands in the name
   uint32_t stacked_experts = 0;
-  bool on_several_stages = false;   // declared equal over the pipeline stages that hold it
+  bool on_several_stages = false;  // declared equal over the pipeline stages that hold it
 };
 
 class ShardingRules {

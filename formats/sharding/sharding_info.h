@@ -48,7 +48,7 @@ struct ShardingInfo {
   // not cut is called replicated.
   bool autotp = false;
   std::vector<std::pair<NamePattern, std::string>> unsupported;  // with the reason
-  AffineMap affine;  // beats the lists: it has the offsets
+  AffineMap affine;    // beats the lists: it has the offsets
   bool lists = false;  // those of tensor parallelism are there, empty ones too
   std::optional<uint64_t> original_vocabulary;
   std::optional<uint64_t> padded_vocabulary;

@@ -20,11 +20,11 @@ namespace ckptfs {
 
 struct ConfigFacts {
   std::string model_type;
-  std::string version;         // transformers_version
-  std::string weights;         // transformers_weights: a file name of its own
-  std::string quantisation;    // quant_method; "unknown" where it is not said
+  std::string version;       // transformers_version
+  std::string weights;       // transformers_weights: a file name of its own
+  std::string quantisation;  // quant_method; "unknown" where it is not said
   std::vector<std::string> architectures;
-  std::optional<bool> tied;    // tie_word_embeddings
+  std::optional<bool> tied;  // tie_word_embeddings
   // Sizes of the config itself, not of its parts, under any of transformers' names for them.
   std::optional<uint64_t> layers;
   std::optional<uint64_t> vocabulary;

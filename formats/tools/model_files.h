@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/state/assembler.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
+#include "core/state/assembler.h"
 
 namespace ckptfs {
 

@@ -20,37 +20,59 @@ struct SaveOrder {
   FormatOrder format = FormatOrder::kNone;
   std::string_view name;    // "transformers' Trainer"
   std::string_view writer;  // in messages
-  std::string_view writes;  // in order; what stands in braces it may leave out, a bar stands between alternatives
+  std::string_view writes;  // in order; what stands in braces it may leave out, a bar stands
+                            // between alternatives
   std::string_view last;
   LastIn in = LastIn::kOwn;
-  std::string_view more = {};  // how files begin that may follow the last; the step before has as many
-  bool always = false;         // nobody can tell it not to write its last file
+  std::string_view more =
+      {};               // how files begin that may follow the last; the step before has as many
+  bool always = false;  // nobody can tell it not to write its last file
 };
 
 constexpr std::array kOrders = {
-    SaveOrder{StepTool::kTrainer, FormatOrder::kNone, "transformers' Trainer", "Trainer",
-              "config.json, model*|pytorch_model*, training_args.bin | pytorch_model_fsdp_0/, optimizer_0/ | "
-              "global_step<N>/, latest; {optimizer.pt}, scheduler.pt, rng_state*.pth, trainer_state.json",
-              kTrainerState, LastIn::kOwn, {}, true},
-    SaveOrder{StepTool::kAccelerate, FormatOrder::kNone, "accelerate", "accelerate",
-              "model*|pytorch_model*, optimizer*.bin | pytorch_model_fsdp_0/, optimizer_0/ | pytorch_model/, latest; "
-              "scheduler*.bin, {sampler*.bin}, random_states_<rank>.pkl, {custom_checkpoint_<N>.pkl}",
-              "random_states_0.pkl", LastIn::kOwn, "custom_checkpoint_", true},
-    SaveOrder{StepTool::kLightning, FormatOrder::kNone, "Lightning", "Lightning",
-              "__<rank>_<N>.distcp, .metadata, meta.pt", kLightningMeta, LastIn::kParts, {}, true},
-    SaveOrder{StepTool::kNone, FormatOrder::kDcp, "", "DCP", "__<rank>_<N>.distcp, .metadata", ".metadata",
-              LastIn::kParts},
+    SaveOrder{
+        StepTool::kTrainer,
+        FormatOrder::kNone,
+        "transformers' Trainer",
+        "Trainer",
+        "config.json, model*|pytorch_model*, training_args.bin | pytorch_model_fsdp_0/, "
+        "optimizer_0/ | "
+        "global_step<N>/, latest; {optimizer.pt}, scheduler.pt, rng_state*.pth, trainer_state.json",
+        kTrainerState,
+        LastIn::kOwn,
+        {},
+        true},
+    SaveOrder{
+        StepTool::kAccelerate, FormatOrder::kNone, "accelerate", "accelerate",
+        "model*|pytorch_model*, optimizer*.bin | pytorch_model_fsdp_0/, optimizer_0/ | "
+        "pytorch_model/, latest; "
+        "scheduler*.bin, {sampler*.bin}, random_states_<rank>.pkl, {custom_checkpoint_<N>.pkl}",
+        "random_states_0.pkl", LastIn::kOwn, "custom_checkpoint_", true},
+    SaveOrder{StepTool::kLightning,
+              FormatOrder::kNone,
+              "Lightning",
+              "Lightning",
+              "__<rank>_<N>.distcp, .metadata, meta.pt",
+              kLightningMeta,
+              LastIn::kParts,
+              {},
+              true},
+    SaveOrder{StepTool::kNone, FormatOrder::kDcp, "", "DCP", "__<rank>_<N>.distcp, .metadata",
+              ".metadata", LastIn::kParts},
     SaveOrder{StepTool::kNone, FormatOrder::kDeepSpeed, "", "DeepSpeed",
-              "*_model_states.pt, {*_optim_states.pt}, {zero_to_fp32.py}, {latest}", "latest", LastIn::kBeside},
+              "*_model_states.pt, {*_optim_states.pt}, {zero_to_fp32.py}, {latest}", "latest",
+              LastIn::kBeside},
 };
 
 const SaveOrder* OrderOf(StepTool tool) {
-  const auto row = std::ranges::find_if(kOrders, [&](const SaveOrder& one) { return one.tool == tool; });
+  const auto row =
+      std::ranges::find_if(kOrders, [&](const SaveOrder& one) { return one.tool == tool; });
   return tool == StepTool::kNone || row == kOrders.end() ? nullptr : &*row;
 }
 
 const SaveOrder* OrderOf(FormatOrder format) {
-  const auto row = std::ranges::find_if(kOrders, [&](const SaveOrder& one) { return one.format == format; });
+  const auto row =
+      std::ranges::find_if(kOrders, [&](const SaveOrder& one) { return one.format == format; });
   return format == FormatOrder::kNone || row == kOrders.end() ? nullptr : &*row;
 }
 
@@ -88,8 +110,8 @@ constexpr std::array kWrote = {
     Sign{StepTool::kTrainer, Form::kTrainers},
 };
 
-// The first that holds says whose last file is yet to come, of a directory without that of any tool.
-// Weights and optimizer that are both there may be a script's own.
+// The first that holds says whose last file is yet to come, of a directory without that of any
+// tool. Weights and optimizer that are both there may be a script's own.
 constexpr std::array kWrites = {
     Sign{StepTool::kLightning, Form::kModelCheckpoints, ".metadata", kLightningMeta},
     Sign{StepTool::kTrainer, Form::kTrainers, "training_args.bin"},
@@ -120,7 +142,8 @@ bool Has(const StepEntries& entries, std::string_view pattern) {
 }
 
 template <size_t kCount>
-StepTool FirstOf(const std::array<Sign, kCount>& signs, std::string_view name, const StepEntries& entries) {
+StepTool FirstOf(const std::array<Sign, kCount>& signs, std::string_view name,
+                 const StepEntries& entries) {
   const auto holds = [&](const Sign& sign) {
     return IsOf(sign.name, name) && (sign.with.empty() || Has(entries, sign.with)) &&
            (sign.without.empty() || !Has(entries, sign.without));
@@ -168,9 +191,11 @@ Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::strin
 
 // The tool whose last file is yet to be written, as the directory tells or, if it does not, the
 // steps before it: the first that is whole says which tool saves here.
-Result<StepTool> ToolThatWrites(const Root& root, const std::string& own, const StepEntries& entries) {
+Result<StepTool> ToolThatWrites(const Root& root, const std::string& own,
+                                const StepEntries& entries) {
   const std::string name = LastComponent(root.PathOf(own));
-  if (FirstOf(kLeft, name, entries) != StepTool::kNone && !IsLightningName(name)) return StepTool::kNone;
+  if (FirstOf(kLeft, name, entries) != StepTool::kNone && !IsLightningName(name))
+    return StepTool::kNone;
   const StepTool itself = FirstOf(kWrites, name, entries);
   if (itself != StepTool::kNone || IsLightningName(name)) return itself;
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
@@ -192,7 +217,9 @@ struct LastFiles {
 // Objects of the job's own, which follow the last file: as many as the step before had.
 Status AddMore(const SaveOrder& order, const StepCandidate& step, const std::string& own,
                const StepEntries& entries, const SaveHistory& history, LastFiles& out) {
-  const auto is = [&](const std::string& path) { return LastComponent(path).starts_with(order.more); };
+  const auto is = [&](const std::string& path) {
+    return LastComponent(path).starts_with(order.more);
+  };
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(*step.root, own));
   size_t count = 0;
   for (const std::string& name : entries.files) {
@@ -209,7 +236,8 @@ Status AddMore(const SaveOrder& order, const StepCandidate& step, const std::str
 }
 
 // True if an entry of a directory is newer than `end`, but for those that only grow.
-Result<bool> HasNewer(const Root& root, const std::string& directory, int64_t end, const SaveHistory& history) {
+Result<bool> HasNewer(const Root& root, const std::string& directory, int64_t end,
+                      const SaveHistory& history) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   for (const RootEntry& entry : entries) {
     const std::string path = JoinPath(directory, entry.name);
@@ -224,26 +252,26 @@ Result<bool> HasNewer(const Root& root, const std::string& directory, int64_t en
 constexpr int64_t kJustWritten = 10'000'000'000;  // ns
 
 // Programs that copy write in an order of their own: their last file proves nothing.
-bool WasCopied(const FileStamp& stamp) {
-  return stamp.ctime_ns > stamp.mtime_ns + kJustWritten;
-}
+bool WasCopied(const FileStamp& stamp) { return stamp.ctime_ns > stamp.mtime_ns + kJustWritten; }
 
 // Each part has a last file, the newest there.  If there are two parts, one may come yet.
-Result<SavePhase> PhaseOfParts(const SaveOrder& order, const StepCandidate& step, const SavePlaces& places,
-                               const SaveHistory& history) {
+Result<SavePhase> PhaseOfParts(const SaveOrder& order, const StepCandidate& step,
+                               const SavePlaces& places, const SaveHistory& history) {
   bool sealed = places.parts.size() == 1;
   for (const std::string& part : places.parts) {
     const std::string last = JoinPath(part, order.last);
     CKPT_ASSIGN_OR_RETURN(const auto written, StatIfThere(*step.root, last));
     if (!written) return order.always ? SavePhase::kAllButLast : SavePhase::kProvisional;
     if (history.growing.contains(last)) return SavePhase::kProvisional;
-    CKPT_ASSIGN_OR_RETURN(const bool newer, HasNewer(*step.root, part, written->stamp.mtime_ns, history));
+    CKPT_ASSIGN_OR_RETURN(const bool newer,
+                          HasNewer(*step.root, part, written->stamp.mtime_ns, history));
     sealed = sealed && !newer && !WasCopied(written->stamp);
   }
   return sealed ? SavePhase::kSealed : SavePhase::kProvisional;
 }
 
-// All last files are there, and nothing of the step is newer: other ranks may write theirs after them.
+// All last files are there, and nothing of the step is newer: other ranks may write theirs after
+// them.
 Result<SavePhase> PhaseOf(const SaveOrder& order, const StepCandidate& step, const LastFiles& last,
                           const SaveHistory& history) {
   const SavePhase missing = order.always ? SavePhase::kAllButLast : SavePhase::kProvisional;
@@ -261,20 +289,22 @@ Result<SavePhase> PhaseOf(const SaveOrder& order, const StepCandidate& step, con
 
 // Returns the state of a save that a tool has begun and whose last file is not there.
 SaveState BegunBy(const SaveOrder& order, const Root& root, const std::string& own) {
-  SaveState out = SaveState::Begun(
-      Error{ErrorCode::kInvalid, StrCat(root.PathOf(own), ": no ", order.last, ", which ", order.writer,
-                                        " writes last: the save was cut off (`adopt --weights-only` takes the weights)")});
+  SaveState out = SaveState::Begun(Error{
+      ErrorCode::kInvalid,
+      StrCat(root.PathOf(own), ": no ", order.last, ", which ", order.writer,
+             " writes last: the save was cut off (`adopt --weights-only` takes the weights)")});
   out.last = JoinPath(own, order.last);
   return out;
 }
 
-Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places, const SourceOptions& options,
-                           const SaveHistory& history) {
+Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places,
+                           const SourceOptions& options, const SaveHistory& history) {
   const Root& root = *step.root;
   SaveState out;
   StepEntries entries;
   const SaveOrder* order = nullptr;
-  CKPT_ASSIGN_OR_RETURN(const bool around, HasDirectory(root, places.own.empty() ? step.directory : places.own));
+  CKPT_ASSIGN_OR_RETURN(const bool around,
+                        HasDirectory(root, places.own.empty() ? step.directory : places.own));
   if (!places.own.empty() && around) {
     CKPT_ASSIGN_OR_RETURN(entries, ListStepEntries(root, places.own));
     CKPT_ASSIGN_OR_RETURN(const StepTool writes, ToolThatWrites(root, places.own, entries));
@@ -294,22 +324,25 @@ Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places, 
   LastFiles last;
   last.paths = {JoinPath(beside ? ParentPath(step.directory) : places.own, order->last)};
   if (!beside || step.latest) out.last = last.paths.front();
-  if (!order->more.empty()) CKPT_RETURN_IF_ERROR(AddMore(*order, step, places.own, entries, history, last));
+  if (!order->more.empty())
+    CKPT_RETURN_IF_ERROR(AddMore(*order, step, places.own, entries, history, last));
   CKPT_ASSIGN_OR_RETURN(out.phase, PhaseOf(*order, step, last, history));
   return out;
 }
 
 }  // namespace
 
-StepTool ToolOf(std::string_view name, const StepEntries& entries) { return FirstOf(kWrote, name, entries); }
+StepTool ToolOf(std::string_view name, const StepEntries& entries) {
+  return FirstOf(kWrote, name, entries);
+}
 
 std::string_view ToolName(StepTool tool) {
   const SaveOrder* const order = OrderOf(tool);
   return order == nullptr ? std::string_view() : order->name;
 }
 
-SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places, const SourceOptions& options,
-                      const SaveHistory& history) {
+SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places,
+                      const SourceOptions& options, const SaveHistory& history) {
   auto state = Evaluate(step, places, options, history);
   return state ? *std::move(state) : SaveState::Begun(std::move(state).error());
 }
@@ -324,8 +357,8 @@ std::string MissingOfBegun(const StepEntries& entries) {
 }
 
 const ToolNames& NamesOfTools() {
-  static constexpr std::array<std::string_view, 7> kSaved = {".pt",  ".pth",         ".bin",   ".ckpt",
-                                                             ".pkl", ".safetensors", ".distcp"};
+  static constexpr std::array<std::string_view, 7> kSaved = {
+      ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors", ".distcp"};
   // rsync and others that hide theirs; trainers of a step; rclone; the hub's downloads.
   static constexpr std::array<std::string_view, 2> kStarts = {".", "tmp-"};
   static constexpr std::array<std::string_view, 3> kEnds = {".tmp", ".partial", ".incomplete"};

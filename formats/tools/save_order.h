@@ -5,8 +5,8 @@
 // signs by which the entries of a directory tell the tool, and one evaluation of both.
 //
 //   writer                 last                        lies in           without it
-//   transformers' Trainer  trainer_state.json          the step          a sign: begun; by name: all but last
-//   accelerate             random_states_0.pkl, then   the step          likewise
+//   transformers' Trainer  trainer_state.json          the step          a sign: begun; by name:
+//   all but last accelerate             random_states_0.pkl, then   the step          likewise
 //                          as many custom_checkpoint_N as the step before has
 //   Lightning, sharded     meta.pt                     DCP's directory   likewise
 //   DCP                    .metadata                   each part         provisional
@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 #include "core/state/source.h"
 #include "core/state/tool_names.h"
-#include "core/io/root.h"
 #include "formats/tools/step_tree.h"
 
 namespace ckptfs {
@@ -48,8 +48,8 @@ struct SavePlaces {
 // How far the save of a step is of which the format misses no file.  kInvalid is the error of one
 // that a tool has begun; with options.weights_only no tool's file is missed for certain.
 // BLOCKS: on listing the step and the steps before it.
-SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places, const SourceOptions& options,
-                      const SaveHistory& history);
+SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places,
+                      const SourceOptions& options, const SaveHistory& history);
 
 // Says what a directory lacks that is named as a step and no source knows: "no weights yet".
 std::string MissingOfBegun(const StepEntries& entries);

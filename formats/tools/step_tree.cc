@@ -47,11 +47,12 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
     }
   }
   if (out.directories.size() <= kMaxStepDirectories) return out;
-  return Fail(Error{ErrorCode::kUnsupported,
-                    StrCat(root.PathOf(directory), ": ", out.directories.size(),
-                           " directories, and ckptfs searches at "
-                           "most ", kMaxStepDirectories, " for steps")}
-                  .Needing("name the steps themselves"));
+  return Fail(
+      Error{ErrorCode::kUnsupported, StrCat(root.PathOf(directory), ": ", out.directories.size(),
+                                            " directories, and ckptfs searches at "
+                                            "most ",
+                                            kMaxStepDirectories, " for steps")}
+          .Needing("name the steps themselves"));
 }
 
 std::string RunOfToolStep(const std::string& directory, std::string_view name) {

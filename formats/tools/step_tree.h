@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/state/source.h"
 #include "core/io/root.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/strings.h"
 #include "core/access/searched_directories.h"
+#include "core/base/strings.h"
 #include "core/model/step_notes.h"
 #include "core/model/tool_document.h"
 #include "formats/tools/save_order.h"
@@ -53,9 +53,8 @@ constexpr std::array<std::pair<StepTool, std::string_view>, 15> kResumed = {
     std::pair(StepTool::kLightning, "")};
 
 bool IsResumed(StepTool tool, std::string_view name) {
-  return std::ranges::any_of(kResumed, [&](const auto& row) {
-    return row.first == tool && name.starts_with(row.second);
-  });
+  return std::ranges::any_of(
+      kResumed, [&](const auto& row) { return row.first == tool && name.starts_with(row.second); });
 }
 
 // The entries of the step's own directory, below which `path` lies.
@@ -65,7 +64,8 @@ struct Walk {
   uint32_t root = 0;
   StepTool tool = StepTool::kNone;
   ReadersSoFar readers;
-  std::set<std::string, std::less<>> folders = {};  // below the root: those that something is read in
+  std::set<std::string, std::less<>> folders =
+      {};  // below the root: those that something is read in
   size_t files = 0;
   size_t looked_into = 0;  // folders
   size_t notes = 0;        // also those that are too many
@@ -82,7 +82,8 @@ bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path
 }
 
 void Note(Walk& walk, std::string_view why) {
-  if (walk.notes++ < kMaxToolNotes) walk.assembler.header().notes.push_back(StrCat(kNotShownNote, why));
+  if (walk.notes++ < kMaxToolNotes)
+    walk.assembler.header().notes.push_back(StrCat(kNotShownNote, why));
 }
 
 void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
@@ -92,8 +93,9 @@ void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
 // Nothing is read of it: what is not a file, is closed, goes or is cut meanwhile leaves the
 // step whole.  A device that fails does not.
 Status LeaveOutFile(Walk& walk, Error why) {
-  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,     ErrorCode::kNotFound, ErrorCode::kPermission,
-                                     ErrorCode::kUnsupported, ErrorCode::kStale,    ErrorCode::kDataLoss};
+  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,    ErrorCode::kNotFound,
+                                     ErrorCode::kPermission, ErrorCode::kUnsupported,
+                                     ErrorCode::kStale,      ErrorCode::kDataLoss};
   if (std::ranges::find(kOfTheFile, why.code) == kOfTheFile.end()) return Fail(std::move(why));
   Note(walk, why.message);
   return {};
@@ -150,7 +152,8 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   if (++walk.looked_into > kMaxToolFolders) {
     if (walk.looked_into == kMaxToolFolders + 1) {
       Note(walk, StrCat("the content of folders around the step beyond the "
-                        "first ", kMaxToolFolders));
+                        "first ",
+                        kMaxToolFolders));
     }
     return folders;
   }
@@ -171,16 +174,20 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   for (const std::string& name : entries->directories) {
     std::string path = JoinPath(directory, name);
     if (IsAnothers(walk, name, path)) {
-      if (walk.step.Own() != walk.step.save) LeaveOutFolder(walk, path, "which is named as a step "
-                                                                        "of its own");
+      if (walk.step.Own() != walk.step.save)
+        LeaveOutFolder(walk, path,
+                       "which is named as a step "
+                       "of its own");
     } else if (walk.folders.contains(Shown(walk.step, path))) {
       folders.push_back(std::move(path));
     } else if (entries->links.contains(name)) {  // it may lead anywhere, and round and round
       LeaveOutFolder(walk, path, "which is a symbolic link");
     } else {
       CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosed(walk, path));
-      if (closed) LeaveOutFolder(walk, path, "which some users who may read the step may not "
-                                             "search");
+      if (closed)
+        LeaveOutFolder(walk, path,
+                       "which some users who may read the step may not "
+                       "search");
       if (!closed) folders.push_back(std::move(path));
     }
   }
@@ -256,8 +263,10 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
     }
     folders = std::move(deeper);
   }
-  if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and all others as "
-                                                                             "deep");
+  if (own != step.save && !folders.empty())
+    LeaveOutFolder(walk, folders[0],
+                   "and all others as "
+                   "deep");
   if (walk.notes > kMaxToolNotes) {
     assembler.header().notes.push_back(
         StrCat(kNotShownNote, "and ", walk.notes - kMaxToolNotes, " more files and folders"));

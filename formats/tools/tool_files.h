@@ -19,11 +19,11 @@
 #include <tuple>
 
 #include "core/base/result.h"
-#include "core/state/assembler.h"
-#include "core/state/source.h"
 #include "core/io/root.h"
 #include "core/model/left_out.h"
 #include "core/model/step_model.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 #include "formats/tools/step_tree.h"
 
 namespace ckptfs {

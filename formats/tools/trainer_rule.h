@@ -20,8 +20,8 @@
 #include <span>
 #include <string>
 
-#include "core/state/source.h"
 #include "core/state/ownership.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

@@ -25,7 +25,8 @@ Result<std::vector<std::pair<uint64_t, SegmentBody>>> RunsOf(const StoredTensor&
   if (tensor.atom) {
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
     auto local = std::make_shared<const LocalTensor>(WholeTensor(tensor.shape));
-    runs.emplace_back(bytes, AtomSegment{*tensor.atom, std::move(local), 0, elements, tensor.dtype});
+    runs.emplace_back(bytes,
+                      AtomSegment{*tensor.atom, std::move(local), 0, elements, tensor.dtype});
     return runs;
   }
   const uint64_t width = ByteWidth(tensor.dtype);

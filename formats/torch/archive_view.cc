@@ -28,7 +28,9 @@ struct RecordLayout {
   bool big() const { return length >= zip::kBig32; }
   bool far() const { return header >= zip::kBig32; }
   uint64_t local_zip64() const { return big() ? 20 : 0; }
-  uint64_t central_zip64() const { return big() || far() ? 4 + (big() ? 16 : 0) + (far() ? 8 : 0) : 0; }
+  uint64_t central_zip64() const {
+    return big() || far() ? 4 + (big() ? 16 : 0) + (far() ? 8 : 0) : 0;
+  }
 };
 
 // Records in file order; sizes only.
@@ -190,8 +192,8 @@ Status CheckStorages(const PickleTree& tree, const std::vector<ArchiveStorage>& 
     uint64_t index = 0;
     auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), index);
     if (code != std::errc() || end != key.data() + key.size() || index >= storages.size()) {
-      return Fail(ErrorCode::kInternal, StrCat("tensor of storage '", key, "', but there are only ",
-                                               storages.size()));
+      return Fail(ErrorCode::kInternal,
+                  StrCat("tensor of storage '", key, "', but there are only ", storages.size()));
     }
     CKPT_ASSIGN_OR_RETURN(uint64_t bytes, CheckedMul(tensor.storage_elements,
                                                      ByteWidth(tensor.dtype), "storage size"));

@@ -27,8 +27,19 @@ using NodeId = uint32_t;
 
 struct PickleNode {
   enum class Kind : uint8_t {
-    kNone, kBool, kInt, kBigInt, kFloat, kString, kBytes, kByteArray,
-    kTuple, kList, kDict, kSet, kFrozenSet,
+    kNone,
+    kBool,
+    kInt,
+    kBigInt,
+    kFloat,
+    kString,
+    kBytes,
+    kByteArray,
+    kTuple,
+    kList,
+    kDict,
+    kSet,
+    kFrozenSet,
     kGlobal,      // text = module, text2 = name
     kReduce,      // children[0](*children[1]) then state/items, see below
     kObject,      // NEWOBJ: cls children[0], args children[1][, kwargs children[2]]
@@ -74,7 +85,7 @@ struct TensorNode {
   Form form = Form::kTensor;
   std::string storage_class = {};  // kStorage: "FloatStorage", "UntypedStorage", "QInt8Storage" ...
   DType dtype = DType::kF32;
-  std::string storage_key = {};    // "0", "1", ... -> record data/<key>
+  std::string storage_key = {};  // "0", "1", ... -> record data/<key>
   uint64_t storage_elements = 0;
   uint64_t storage_offset = 0;  // elements
   Shape shape = {};
@@ -142,13 +153,13 @@ class PickleRef {
   // "module.name" of a global, or of the class of an object.
   std::string ClassName() const;
 
-  size_t size() const;                        // items of a dict or sequence
-  PickleRef at(size_t i) const;               // sequence item
+  size_t size() const;                               // items of a dict or sequence
+  PickleRef at(size_t i) const;                      // sequence item
   PickleRef operator[](std::string_view key) const;  // dict by string key, or object state
-  PickleRef AtInt(int64_t key) const;         // dict by int key
+  PickleRef AtInt(int64_t key) const;                // dict by int key
   std::vector<std::pair<PickleRef, PickleRef>> Items() const;  // dict in order
-  PickleRef State() const;      // BUILD state of an object
-  PickleRef Arguments() const;  // of a kReduce or kObject: the tuple
+  PickleRef State() const;                                     // BUILD state of an object
+  PickleRef Arguments() const;                                 // of a kReduce or kObject: the tuple
 
  private:
   const PickleTree* tree_ = nullptr;

@@ -12,8 +12,8 @@
 #include "core/io/file_range.h"
 #include "formats/torch/file_records.h"
 #include "formats/torch/legacy_archive.h"
-#include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/pickle/pickle_reader.h"
+#include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/zip_archive.h"
 #include "formats/torch/zip_format.h"
 
@@ -100,7 +100,8 @@ Result<OpenedFile> OpenZip(const FileRange& file) {
                      StorageRecord{record.offset, record.length});
   }
   CKPT_RETURN_IF_ERROR(CheckRecords(parsed->tree, storages));
-  CKPT_ASSIGN_OR_RETURN(TorchFile made, TorchFile::Make(std::move(parsed->tree), std::move(storages)));
+  CKPT_ASSIGN_OR_RETURN(TorchFile made,
+                        TorchFile::Make(std::move(parsed->tree), std::move(storages)));
   return OpenedFile{std::move(made), RecordsOfArchive(archive)};
 }
 
@@ -154,8 +155,7 @@ Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
   return Read(tensor, 0, tensor.elements());
 }
 
-Result<std::string> TorchFile::Read(const FileTensor& tensor, uint64_t begin,
-                                    uint64_t end) const {
+Result<std::string> TorchFile::Read(const FileTensor& tensor, uint64_t begin, uint64_t end) const {
   CKPT_ASSIGN_OR_RETURN(const Fragment part, tensor.Slice(begin, begin, end));
   const auto storage = storages_.find(tensor.storage_key());
   if (storage != storages_.end() && storage->second.blob) {

@@ -23,8 +23,16 @@
 
 namespace ckptfs {
 
-enum class Request : uint8_t { kLookup, kForget, kAttributes, kReadLink, kReadDirectory, kOpen,
-                               kRead, kRelease };
+enum class Request : uint8_t {
+  kLookup,
+  kForget,
+  kAttributes,
+  kReadLink,
+  kReadDirectory,
+  kOpen,
+  kRead,
+  kRelease
+};
 inline constexpr size_t kRequestKinds = 8;
 std::string_view RequestName(Request request);
 
@@ -39,9 +47,7 @@ class Counters {
   void Count(Request request) {
     requests_[static_cast<size_t>(request)].value.fetch_add(1, std::memory_order_relaxed);
   }
-  void CountServed(uint64_t bytes) {
-    served_.value.fetch_add(bytes, std::memory_order_relaxed);
-  }
+  void CountServed(uint64_t bytes) { served_.value.fetch_add(bytes, std::memory_order_relaxed); }
   void CountOpen(RecentOpen open);
   // An open that may have to fill begins.
   void CountFill() { begun_.value.fetch_add(1, std::memory_order_relaxed); }

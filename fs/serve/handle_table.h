@@ -17,17 +17,17 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "fs/types.h"
 #include "fs/serve/backing.h"
 #include "fs/serve/prepared_plan.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 
 struct OpenHandle {
   InodeNumber inode{};
-  std::shared_ptr<const PreparedPlan> plan;   // null: `text` is the content
+  std::shared_ptr<const PreparedPlan> plan;  // null: `text` is the content
   std::shared_ptr<const std::string> text;
-  std::shared_ptr<const Backing> backing;     // null: streamed
+  std::shared_ptr<const Backing> backing;  // null: streamed
   Reading reading = Reading::kRandom;
   // Bytes that were streamed, by this handle and those that took its place.
   std::shared_ptr<std::atomic<uint64_t>> streamed = std::make_shared<std::atomic<uint64_t>>(0);

@@ -19,8 +19,8 @@
 #include <unordered_map>
 
 #include "core/base/mutex.h"
-#include "fs/types.h"
 #include "fs/serve/backing.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

@@ -21,10 +21,10 @@
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/base/single_flight.h"
-#include "fs/types.h"
 #include "fs/serve/backing.h"
 #include "fs/serve/page_pool.h"
 #include "fs/serve/prepared_plan.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

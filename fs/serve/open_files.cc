@@ -222,7 +222,8 @@ std::optional<LentBytes> OpenFiles::Lend(FileHandle handle, uint64_t offset, uin
   auto lent = open->plan->reader().Lend(offset, count);
   if (!lent) return std::nullopt;
   lent->owner = open;
-  while (!open->streamed->compare_exchange_weak(before, before + count, std::memory_order_relaxed)) {
+  while (
+      !open->streamed->compare_exchange_weak(before, before + count, std::memory_order_relaxed)) {
     if (completes(before)) return std::nullopt;
   }
   counters_.CountServed(count);
@@ -233,7 +234,8 @@ void OpenFiles::LentInVain(FileHandle handle) {
   const auto open = handles_.Find(handle);
   if (!open || !open->plan) return;
   const Error error{ErrorCode::kDataLoss,
-                    StrCat(open->plan->path(), ": a source no longer holds all bytes it had when it "
+                    StrCat(open->plan->path(),
+                           ": a source no longer holds all bytes it had when it "
                            "was opened (truncated, or its device failed)")};
   counters_.CountError(error);
   options_.Say(error.message);

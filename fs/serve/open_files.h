@@ -21,7 +21,6 @@
 #include <string_view>
 
 #include "core/base/lru.h"
-#include "fs/types.h"
 #include "fs/serve/counters.h"
 #include "fs/serve/handle_table.h"
 #include "fs/serve/live_opens.h"
@@ -31,6 +30,7 @@
 #include "fs/serve/serving.h"
 #include "fs/tree/node.h"
 #include "fs/tree/resolver.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

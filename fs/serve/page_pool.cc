@@ -20,12 +20,9 @@ namespace ckptfs {
 namespace {
 
 // glibc before 2.36 has no wrappers for these.
-int FsOpen(const char* type) {
-  return static_cast<int>(syscall(SYS_fsopen, type, FSOPEN_CLOEXEC));
-}
+int FsOpen(const char* type) { return static_cast<int>(syscall(SYS_fsopen, type, FSOPEN_CLOEXEC)); }
 int FsSet(int fd, const char* key, const std::string& value) {
-  return static_cast<int>(
-      syscall(SYS_fsconfig, fd, FSCONFIG_SET_STRING, key, value.c_str(), 0));
+  return static_cast<int>(syscall(SYS_fsconfig, fd, FSCONFIG_SET_STRING, key, value.c_str(), 0));
 }
 int FsCreate(int fd) {
   return static_cast<int>(syscall(SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nullptr, nullptr, 0));
@@ -39,8 +36,8 @@ uint64_t ChargeOf(uint64_t size) { return AlignUp(std::max<uint64_t>(size, 1), k
 }  // namespace
 
 uint64_t MemoryToUse() {
-  const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                           static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t machine =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   return std::min(machine, GroupMemoryLimit());
 }
 
@@ -172,8 +169,8 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
   while (file && done < size && takers_ == 0 && !stop()) {
     const uint64_t length = std::min(kStep, size - done);
     if (ftruncate(file->fd.get(), static_cast<off_t>(done + length)) != 0) break;
-    void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED,
-                       file->fd.get(), static_cast<off_t>(done));
+    void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd.get(),
+                       static_cast<off_t>(done));
     if (pages == MAP_FAILED) break;
     const bool touched = madvise(pages, length, MADV_POPULATE_WRITE) == 0;
     munmap(pages, length);

@@ -76,7 +76,7 @@ class PagePool {
   struct Idle {
     size_t files = 0;
     uint64_t bytes = 0;
-    uint64_t last_taken = 0;  // charge of the file taken last; 0: none yet
+    uint64_t last_taken = 0;              // charge of the file taken last; 0: none yet
     std::vector<uint64_t> expected = {};  // charges
   };
   Idle idle() const;

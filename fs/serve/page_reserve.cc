@@ -12,7 +12,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::chrono::seconds kQuiet{2};  // without a request, before it works
-constexpr size_t kMostIdle = 64;  // each holds a descriptor
+constexpr size_t kMostIdle = 64;           // each holds a descriptor
 
 // The memory that can be had without taking it from the page cache, with some left over.
 uint64_t FreeMemory() {
@@ -55,9 +55,7 @@ PageReserve::~PageReserve() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool PageReserve::settled() const {
-  return no_room_ || NextToPrepare(bytes_, pool_.idle()) == 0;
-}
+bool PageReserve::settled() const { return no_room_ || NextToPrepare(bytes_, pool_.idle()) == 0; }
 
 bool PageReserve::WaitForQuiet() {
   MutexLock lock(mutex_);

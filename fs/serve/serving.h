@@ -22,12 +22,12 @@ inline constexpr uint64_t kSmallFile = uint64_t{1} << 20;
 
 struct ServingQuestion {
   uint64_t size = 0;
-  bool whole_blob = false;    // the file is a source file, byte for byte
-  bool passthrough = false;   // the kernel and our privileges allow it
-  bool materialise = false;   // there is a pool of huge pages
-  bool filled = false;        // the file lies in it already
-  bool read_once = false;     // its framework's loader reads it once
-  uint64_t budget = 0;        // of that pool
+  bool whole_blob = false;   // the file is a source file, byte for byte
+  bool passthrough = false;  // the kernel and our privileges allow it
+  bool materialise = false;  // there is a pool of huge pages
+  bool filled = false;       // the file lies in it already
+  bool read_once = false;    // its framework's loader reads it once
+  uint64_t budget = 0;       // of that pool
   std::optional<ServingMode> forced;
 };
 

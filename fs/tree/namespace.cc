@@ -200,8 +200,7 @@ void Namespace::Announce(const std::vector<TreeChange>& changes, bool view_moved
       listings_.DropStep(change.removed.get());
       recent_.Drop(change.removed->record().manifest);
       gone(change);
-      options_.Say(
-          StrCat(change.removed->path(), " was removed; its open files stay readable"));
+      options_.Say(StrCat(change.removed->path(), " was removed; its open files stay readable"));
     }
     const std::string run = StrCat("/run/", change.run);
     const std::string place(PlaceName(change.place));

@@ -17,13 +17,13 @@
 
 #include "core/base/mutex.h"
 #include "core/store/step_catalogue.h"
-#include "fs/types.h"
 #include "fs/invalidator.h"
 #include "fs/permissions.h"
 #include "fs/tree/listing_cache.h"
 #include "fs/tree/node.h"
 #include "fs/tree/resolver.h"
 #include "fs/tree/tree.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

@@ -20,28 +20,28 @@
 #include <utility>
 
 #include "core/base/mutex.h"
-#include "fs/types.h"
 #include "fs/tree/mounted_step.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 
 enum class NodeKind : uint8_t {
-  kRoot,        // /
-  kRuns,        // /run
-  kRun,         // /run/<run>
-  kSteps,       // /run/<run>/step
+  kRoot,         // /
+  kRuns,         // /run
+  kRun,          // /run/<run>
+  kSteps,        // /run/<run>/step
   kMemorySteps,  // /run/<run>/memory; there while a step is in it
-  kStep,        // /run/<run>/step/<id>, /run/<run>/memory/<id>
-  kViews,       // .../view
+  kStep,         // /run/<run>/step/<id>, /run/<run>/memory/<id>
+  kViews,        // .../view
   kViewReadme,   // .../view/README.txt
   kLayoutIndex,  // .../view/layouts.json
-  kLayoutLink,  // .../view/<other order of tokens>, a symlink
-  kLayout,      // .../view/<layout>
-  kLayoutInfo,  // .../view/<layout>/info.json
-  kViewEntry,   // an entry that a format puts below it
-  kParams,      // .../param
-  kParam,       // .../param/<name>, a symlink for an alias
-  kAtom,        // .../param/<name>/<kind>...
+  kLayoutLink,   // .../view/<other order of tokens>, a symlink
+  kLayout,       // .../view/<layout>
+  kLayoutInfo,   // .../view/<layout>/info.json
+  kViewEntry,    // an entry that a format puts below it
+  kParams,       // .../param
+  kParam,        // .../param/<name>, a symlink for an alias
+  kAtom,         // .../param/<name>/<kind>...
   kSourceDirectory,
   kSourceFile,
   kSourceText,
@@ -62,8 +62,8 @@ struct Node {
   uint64_t size = 0;
   int64_t mtime_ns = 0;
   uint32_t run_bits = 0;  // of a source file: classes that may execute it if they may read it
-  Reading reading = Reading::kRandom;       // of a file
-  uint32_t index = 0;                       // kAtom: AtomIndex; kSourceFile: BlobIndex; kSourceText: of texts
+  Reading reading = Reading::kRandom;  // of a file
+  uint32_t index = 0;  // kAtom: AtomIndex; kSourceFile: BlobIndex; kSourceText: of texts
   std::shared_ptr<StepEntry> step;          // null above steps
   std::shared_ptr<const LayoutOffer> view;  // from kLayout down
 

@@ -36,8 +36,8 @@ std::vector<SafetensorsEntry> EntriesOf(const StepModel& model, const Atom& atom
 Result<uint64_t> SizeOf(const StepModel& model, const Atom& atom) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(atom.shape, atom.dtype));
   if (!AsSafetensors(atom)) return bytes;
-  CKPT_ASSIGN_OR_RETURN(const uint64_t header, SafetensorsHeaderSize(MetadataOf(model, atom),
-                                                                     EntriesOf(model, atom)));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t header,
+                        SafetensorsHeaderSize(MetadataOf(model, atom), EntriesOf(model, atom)));
   return header + bytes;
 }
 
@@ -70,7 +70,7 @@ ParamIndex IndexParameters(const StepModel& model) {
   }
   for (auto& [component, directory] : index) {
     std::stable_sort(directory.files.begin(), directory.files.end(),
-              [](const auto& a, const auto& b) { return a.component < b.component; });
+                     [](const auto& a, const auto& b) { return a.component < b.component; });
     const auto same = [](const auto& a, const auto& b) { return a.component == b.component; };
     directory.files.erase(std::unique(directory.files.begin(), directory.files.end(), same),
                           directory.files.end());

@@ -90,7 +90,8 @@ NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::strin
   if (entry.directory) return Directory(parent, NodeKind::kSourceDirectory, name);
   if (entry.text) {
     const SideText& text = step.model().texts[*entry.text];
-    return FileNode(parent, NodeKind::kSourceText, name, text.text.size(), *entry.text, text.run_bits);
+    return FileNode(parent, NodeKind::kSourceText, name, text.text.size(), *entry.text,
+                    text.run_bits);
   }
   const Blob& blob = step.model().blob(entry.blob);
   Node node = Below(parent, NodeKind::kSourceFile, Type::kFile, name);
@@ -149,7 +150,8 @@ std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
       const Tree::Run* const run = now.tree.FindRun(parent.name());
       if (run == nullptr) return {};
       children.push_back(Directory(parent, NodeKind::kSteps, "step"));
-      if (!run->memory.empty()) children.push_back(Directory(parent, NodeKind::kMemorySteps, "memory"));
+      if (!run->memory.empty())
+        children.push_back(Directory(parent, NodeKind::kMemorySteps, "memory"));
       return children;
     }
     default: return {};
@@ -207,7 +209,8 @@ void Resolver::SayOnceAbout(const std::string& subject, const std::string& path,
 
 // Where other layouts, and the run's other steps, have a format refused for the same reason that
 // is not news.
-void Resolver::SayCause(const Node& views, std::string_view layout, const std::string& cause) const {
+void Resolver::SayCause(const Node& views, std::string_view layout,
+                        const std::string& cause) const {
   const std::string run = views.path.substr(0, views.path.find("/step/"));
   SayOnceAbout(StrCat(run, "\n", cause), StrCat(views.path, "/", layout), cause);
 }
@@ -436,9 +439,10 @@ Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const
   Result<Plan> plan = RawPlan(file, step);
   if (!plan) return Fail(std::move(plan).error().WithContext(file.path));
   if (plan->size() != file.size) {
-    return Fail(ErrorCode::kInternal,
-                StrCat(file.path, ": the plan has ", plan->size(), " bytes, but the listing "
-                                                                   "says ", file.size));
+    return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan->size(),
+                                             " bytes, but the listing "
+                                             "says ",
+                                             file.size));
   }
   // Those of views are checked where they are made.
   const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan->Validate(step.model());

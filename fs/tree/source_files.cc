@@ -29,8 +29,8 @@ bool AddDirectories(SourceIndex& index, std::string_view path) {
     const size_t above = directory.rfind('/');
     const bool top = above == std::string::npos;
     SourceDirectory& parent = index[top ? std::string() : directory.substr(0, above)];
-    const auto [entry, added] = parent.try_emplace(
-        top ? directory : directory.substr(above + 1), SourceEntry{true, BlobIndex{}, {}});
+    const auto [entry, added] = parent.try_emplace(top ? directory : directory.substr(above + 1),
+                                                   SourceEntry{true, BlobIndex{}, {}});
     if (!added && !entry->second.directory) return false;
     index.try_emplace(directory);
   }

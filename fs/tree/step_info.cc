@@ -84,9 +84,7 @@ Json SideBlobOf(const StepModel& model, BlobIndex side) {
   uint64_t atoms = 0;
   for (const Atom& atom : model.atoms) atoms += IsPacked(model, atom) ? 1 : 0;
   const Blob& blob = model.blob(side);
-  return {{"file", model.PathOf(blob)},
-          {"bytes", blob.stamp.size},
-          {"tensors", atoms}};
+  return {{"file", model.PathOf(blob)}, {"bytes", blob.stamp.size}, {"tensors", atoms}};
 }
 
 Json LeftOutOf(const StepModel& model) {
@@ -138,7 +136,9 @@ std::string RenderStepInfo(const Step& step) {
 }
 
 Json RefusalsJson(const LayoutOffer& offer) {
-  const auto known = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  const auto known = [](const std::string& text) {
+    return text.empty() ? Json(nullptr) : Json(text);
+  };
   Json refusals = Json::array();
   for (const LayoutOffer::Cause& cause : offer.Causes()) {
     refusals.push_back({{"layout", offer.name},
@@ -185,7 +185,8 @@ std::string Joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
-// Where a line may end: never within a quoted name, a command in backticks, or a flag and its value.
+// Where a line may end: never within a quoted name, a command in backticks, or a flag and its
+// value.
 std::vector<std::string_view> UnbrokenWords(std::string_view text) {
   std::vector<std::string_view> words;
   char quote = 0;
@@ -249,11 +250,13 @@ std::string PrintableLines(const std::string& text) {
 std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
   const std::string name = StrCat(step.record.run, "/", step.record.id);
   std::string text = StrCat(
-      "This directory has step ", name, " in every parallel layout that it can be shown in.\n"
+      "This directory has step ", name,
+      " in every parallel layout that it can be shown in.\n"
       "Name a layout and it is there, though it is not listed: ls tp2_dp4_zero1\n\n"
       "A layout is tokens joined by _ in any order: tpN ppN dpN epN etpN cpN vppN zero0..zero3\n"
       "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
-      "The step was saved as ", step.model.layout.ToString(), ".\n");
+      "The step was saved as ",
+      step.model.layout.ToString(), ".\n");
   if (!step.model.left_out.empty()) text += "\nParts of the checkpoint that no view shows:\n";
   for (const LeftOut& one : step.model.left_out) {
     text += Wrapped("  ", LeftOutText(one), kFurther);
@@ -271,7 +274,9 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
   text += StrCat(
       "\nTo ask why another layout does not work, after `ls LAYOUT` in this directory:\n"
       "  getfattr -n user.ckptfs.reason --only-values .\n"
-      "  ckptfs explain LAYOUT --step ", name, "\n"
+      "  ckptfs explain LAYOUT --step ",
+      name,
+      "\n"
       "layouts.json says the same for programs.\n");
   return PrintableLines(text);
 }

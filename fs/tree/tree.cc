@@ -27,7 +27,8 @@ void AddGone(const Tree& before, NextTree& next) {
   for (const auto& [name, run] : before.runs) {
     for (const StepPlace place : {StepPlace::kStep, StepPlace::kMemory}) {
       run->At(place).Any([&, &name = name](const std::string& id, const auto& step) {
-        if (!next.tree.FindStep(name, id, place)) next.changes.push_back({name, id, step, nullptr, place});
+        if (!next.tree.FindStep(name, id, place))
+          next.changes.push_back({name, id, step, nullptr, place});
         return false;
       });
     }
@@ -114,8 +115,7 @@ std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* rea
 
 void ViewTarget::Update(const Tree& tree, std::string* reason) {
   reason->clear();
-  const bool there =
-      shown_ && tree.FindStep(shown_->record().run, shown_->record().id) == shown_;
+  const bool there = shown_ && tree.FindStep(shown_->record().run, shown_->record().id) == shown_;
   if (there && !follow_) return;
   if (shown_ && !there && !follow_) {
     // A step that was adopted again in its place is the same step.

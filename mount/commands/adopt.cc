@@ -11,14 +11,14 @@
 #include "core/base/mutex.h"
 #include "core/base/names.h"
 #include "core/base/strings.h"
-#include "mount/daemon/adoption.h"
 #include "mount/commands/command_set.h"
-#include "mount/control/step_json.h"
 #include "mount/control/control_client.h"
+#include "mount/control/step_json.h"
+#include "mount/daemon/adoption.h"
 #include "mount/daemon/follow_service.h"
+#include "mount/daemon/process_setup.h"
 #include "mount/options.h"
 #include "mount/printable.h"
-#include "mount/daemon/process_setup.h"
 
 namespace ckptfs {
 namespace {
@@ -71,7 +71,8 @@ Json OutcomeJson(const Outcome& outcome) {
 // All paths' steps and lines together, and those of each.
 void PrintAsJson(const std::vector<Outcome>& outcomes) {
   Json all = Json::object();
-  for (const char* key : {"steps", "skipped", "warnings", "refused", "refusals"}) all[key] = Json::array();
+  for (const char* key : {"steps", "skipped", "warnings", "refused", "refusals"})
+    all[key] = Json::array();
   Json paths = Json::array();
   for (const Outcome& outcome : outcomes) {
     paths.push_back(OutcomeJson(outcome));
@@ -112,13 +113,15 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
   Mutex printing;
   FollowService::Hooks hooks;
   hooks.say = [](std::string_view line) { Complain(std::string(line)); };
-  hooks.withdrawn = [&](const std::vector<StepRecord>& records) { TellDaemons(store.directory(), records); };
+  hooks.withdrawn = [&](const std::vector<StepRecord>& records) {
+    TellDaemons(store.directory(), records);
+  };
   hooks.adopted = [&](const std::vector<StepRecord>& records) {
     TellDaemons(store.directory(), records);
     const MutexLock lock(printing);
     for (const StepRecord& record : records) {
       fmt::print("{}\n", options.json ? RecordJson(record).dump(-1, ' ', false,
-                                                               Json::error_handler_t::replace)
+                                                                Json::error_handler_t::replace)
                                       : Printable(StrCat(record.run, "/", record.id)));
     }
     std::fflush(stdout);

@@ -57,8 +57,8 @@ struct CommandOption {
   std::string value;  // how a value is written: "RUN/ID"
   ValueCheck check;   // empty: any
   bool required = false;
-  std::string excludes;  // the option that it cannot be given with
-  uint64_t initial = 0;  // of a number, where it is not given
+  std::string excludes;                 // the option that it cannot be given with
+  uint64_t initial = 0;                 // of a number, where it is not given
   std::optional<unsigned> offers = {};  // Offer; none: what `value` says
 
   bool positional() const { return !name.starts_with('-'); }
@@ -81,7 +81,8 @@ struct Command {
   CommandOption& Add(std::string option, T& target, std::string help) {
     CommandOption& added = options.emplace_back(
         CommandOption{std::move(option), &target, std::move(help), {}, {}, false, {}, 0});
-    if constexpr (std::is_same_v<T, unsigned> || std::is_same_v<T, uint64_t>) added.initial = target;
+    if constexpr (std::is_same_v<T, unsigned> || std::is_same_v<T, uint64_t>)
+      added.initial = target;
     return added;
   }
 };

@@ -99,8 +99,9 @@ int Execute(std::vector<std::string> words) {
 void Configure(CLI::App& app) {
   app.set_version_flag("-V,--version", StrCat("ckptfs ", CKPTFS_VERSION));
   app.require_subcommand(1);
-  app.footer("Recipes for DeepSpeed, Trainer, accelerate, Lightning and FSDP: recipes.md, installed in "
-             "share/doc/ckptfs.  The manual: man ckptfs.");
+  app.footer(
+      "Recipes for DeepSpeed, Trainer, accelerate, Lightning and FSDP: recipes.md, installed in "
+      "share/doc/ckptfs.  The manual: man ckptfs.");
   app.get_formatter()->column_width(34);
 }
 
@@ -268,22 +269,30 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
 Result<ProtectScheme> ParseProtect(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(const ProtectScheme scheme, ProtectScheme::Parse(text));
   if (scheme.kind == ProtectScheme::kOff || scheme.kind == ProtectScheme::kCopy) return scheme;
-  return Fail(ErrorCode::kUnsupported, StrCat("'", text, "': off, copy or copy:N; this build protects by copies alone"));
+  return Fail(ErrorCode::kUnsupported,
+              StrCat("'", text, "': off, copy or copy:N; this build protects by copies alone"));
 }
 
 void AddPeerOptions(Command& command, SnapshotFlags& flags) {
   command
       .Add("--peer", flags.request.peers.address,
-           "Where daemons of other machines reach this one; steps are then kept in their memory, too")
+           "Where daemons of other machines reach this one; steps are then kept in their memory, "
+           "too")
       .Value("HOST[:PORT]")
       .Check(Checked(ParseTcpAddress));
-  command.Add("--peer-memory", flags.peer_memory, "Memory for parts of steps, others' and own (default: a quarter of RAM)")
+  command
+      .Add("--peer-memory", flags.peer_memory,
+           "Memory for parts of steps, others' and own (default: a quarter of RAM)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
-  command.Add("--peer-rate", flags.peer_rate, "Bytes a second to a peer, at most; 0: as fast as the link takes them (default)")
+  command
+      .Add("--peer-rate", flags.peer_rate,
+           "Bytes a second to a peer, at most; 0: as fast as the link takes them (default)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
-  command.Add("--protect", flags.protect, "How many other nodes hold a copy of what the ranks here save (default: off)")
+  command
+      .Add("--protect", flags.protect,
+           "How many other nodes hold a copy of what the ranks here save (default: off)")
       .Value("off|copy|copy:N")
       .Check(Checked(ParseProtect));
   command
@@ -306,10 +315,13 @@ void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
       .Check(Checked(ParseCount));
   command
       .Add("--spool", flags.spool,
-           "A directory of this machine's own disk for snapshots that the store does not take at once")
+           "A directory of this machine's own disk for snapshots that the store does not take at "
+           "once")
       .Value("DIR");
-  command.Add("--spool-size", flags.spool_size, "Room for these snapshots (default: half of what "
-                                                "is free there)")
+  command
+      .Add("--spool-size", flags.spool_size,
+           "Room for these snapshots (default: half of what "
+           "is free there)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
   command.Add("--hot-memory", flags.hot_memory, "Memory for hot steps (default: an eighth of RAM)")
@@ -330,7 +342,9 @@ Result<PeerRequest> PeerRequestOf(const SnapshotFlags& flags) {
     CKPT_ASSIGN_OR_RETURN(peers.rate, ParseBytes(flags.peer_rate));
   }
   if (peers.address.empty() && peers.scheme.kind != ProtectScheme::kOff) {
-    return Fail(RefuseUsage("--protect needs --peer: the address at which other daemons reach this one").error());
+    return Fail(
+        RefuseUsage("--protect needs --peer: the address at which other daemons reach this one")
+            .error());
   }
   return peers;
 }
@@ -358,8 +372,9 @@ void AddRetentionOptions(Command& command, Retention& retention) {
       .Value("N")
       .Check(Checked(ParsePositive));
   command
-      .Add("--keep-every", retention.keep_every, "Keep the steps whose iteration is a multiple "
-                                                 "of M")
+      .Add("--keep-every", retention.keep_every,
+           "Keep the steps whose iteration is a multiple "
+           "of M")
       .Value("M")
       .Check(Checked(ParsePositive));
 }
@@ -371,8 +386,8 @@ Result<std::string> StorePath(const std::string& path) {
 Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create) {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, StorePath(path));
   if (!create && !std::filesystem::exists(directory)) {
-    return Fail(Error{ErrorCode::kNotFound, StrCat("no store at ", directory)}
-                    .Needing("`ckptfs adopt PATH` makes one"));
+    return Fail(Error{ErrorCode::kNotFound, StrCat("no store at ", directory)}.Needing(
+        "`ckptfs adopt PATH` makes one"));
   }
   return Store::Open(directory, create);
 }
@@ -401,7 +416,8 @@ namespace {
 std::string AbsoluteValue(const CommandOption& option, const std::string& value) {
   if (option.value == "FILE|syslog|stderr") return AbsoluteLog(value);
   const size_t begin = option.value == "FROM=TO" ? value.find('=') + 1 : 0;
-  const bool path = begin != 0 || option.value == "DIR" || option.value == "PATH" || option.positional();
+  const bool path =
+      begin != 0 || option.value == "DIR" || option.value == "PATH" || option.positional();
   const auto absolute = path ? AbsolutePath(value.substr(begin)) : Result<std::string>(value);
   return absolute ? value.substr(0, begin) + *absolute : value;
 }
@@ -411,10 +427,13 @@ std::vector<std::string> GivenValues(const CommandOption& option) {
   const auto number = [](uint64_t given, uint64_t initial) {
     return given == initial ? std::vector<std::string>() : std::vector{std::to_string(given)};
   };
-  if (const auto flag = std::get_if<bool*>(&option.target)) return std::vector<std::string>(**flag ? 1 : 0);
+  if (const auto flag = std::get_if<bool*>(&option.target))
+    return std::vector<std::string>(**flag ? 1 : 0);
   if (const auto many = std::get_if<std::vector<std::string>*>(&option.target)) return **many;
-  if (const auto count = std::get_if<unsigned*>(&option.target)) return number(**count, option.initial);
-  if (const auto count = std::get_if<uint64_t*>(&option.target)) return number(**count, option.initial);
+  if (const auto count = std::get_if<unsigned*>(&option.target))
+    return number(**count, option.initial);
+  if (const auto count = std::get_if<uint64_t*>(&option.target))
+    return number(**count, option.initial);
   const std::string& text = **std::get_if<std::string*>(&option.target);
   return text.empty() ? std::vector<std::string>() : std::vector{text};
 }
@@ -426,7 +445,8 @@ std::string CommandAgain(const Command& command, const std::string& store) {
   for (const CommandOption& option : command.options) {
     if (option.name == "--store" || option.name == "--foreground") continue;
     for (const std::string& value : GivenValues(option)) {
-      const std::string word = value.empty() ? "" : StrCat(" ", ShellWord(AbsoluteValue(option, value)));
+      const std::string word =
+          value.empty() ? "" : StrCat(" ", ShellWord(AbsoluteValue(option, value)));
       if (option.positional()) {
         places += word;
       } else {

@@ -15,8 +15,8 @@
 
 #include "core/base/result.h"
 #include "core/store/store.h"
-#include "mount/daemon/adoption.h"
 #include "mount/commands/command.h"
+#include "mount/daemon/adoption.h"
 #include "mount/daemon/snapshot_service.h"
 
 namespace ckptfs {

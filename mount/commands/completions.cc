@@ -93,8 +93,10 @@ constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' 
 // "words='a b'" or "offer='steps files'".
 std::string BashCase(const std::string& pattern, const CommandOption& option) {
   const std::string words = ChoicesOf(option.value);
-  return StrCat("    ", pattern, ") ", words.empty() ? StrCat("offer='", OfferWords(option), "'")
-                                                     : StrCat("words='", words, "'"), " ;;\n");
+  return StrCat(
+      "    ", pattern, ") ",
+      words.empty() ? StrCat("offer='", OfferWords(option), "'") : StrCat("words='", words, "'"),
+      " ;;\n");
 }
 
 constexpr std::string_view kBashTail = R"sh(  local word one kind run='' found=
@@ -154,11 +156,14 @@ std::string BashScript(const CommandSet& commands) {
       "    help) options='",
       names, "' ;;\n", options,
       "  esac\n"
-      "  if [ -z \"$words$offer\" ] && [[ $cur == -* || $command == help ]]; then words=$options; fi\n");
+      "  if [ -z \"$words$offer\" ] && [[ $cur == -* || $command == help ]]; then words=$options; "
+      "fi\n");
   const std::string count = StrCat(
       "  for ((i = 2; i < COMP_CWORD; i++)); do\n"
       "    case ${COMP_WORDS[i]} in\n"
-      "      ", Joined(ValuedOptions(commands), "|"), ")\n"
+      "      ",
+      Joined(ValuedOptions(commands), "|"),
+      ")\n"
       "        [ \"${COMP_WORDS[i+1]}\" = = ] && ((i++))\n"
       "        ((i++)) ;;\n"
       "      -*) ;;\n"
@@ -167,7 +172,8 @@ std::string BashScript(const CommandSet& commands) {
       "    esac\n"
       "  done\n"
       "  [ -n \"$words$offer\" ] || case $command:$place in\n",
-      places, "  esac\n"
+      places,
+      "  esac\n"
       "  if [ -n \"$words\" ]; then\n"
       "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
       "    return\n"
@@ -177,7 +183,8 @@ std::string BashScript(const CommandSet& commands) {
 
 // The zsh action for a value.
 std::string ZshAction(const CommandOption& option) {
-  if (const std::string words = ChoicesOf(option.value); !words.empty()) return StrCat("(", words, ")");
+  if (const std::string words = ChoicesOf(option.value); !words.empty())
+    return StrCat("(", words, ")");
   const std::string offer = OfferWords(option);
   if (offer == "nothing") return " ";
   return offer == "files" ? "_files" : StrCat("{_ckptfs_offer ", offer, "}");
@@ -248,7 +255,8 @@ std::string ZshScript(const CommandSet& commands) {
       "_ckptfs \"$@\"\n");
 }
 
-constexpr std::string_view kFishFunctions = R"sh(function __ckptfs_words  # of the line, but options and their values
+constexpr std::string_view kFishFunctions =
+    R"sh(function __ckptfs_words  # of the line, but options and their values
   set -l value 0
   for token in (commandline -opc)
     if test $value = 1
@@ -291,7 +299,8 @@ std::string FishOffer(const CommandOption& option) {
   std::string text = offers.find("files") == std::string::npos ? " -f" : " -F";
   std::string made;
   for (const char* word : {"steps", "runs", "ids"}) {
-    if (offers.find(word) != std::string::npos) made += StrCat(made.empty() ? "" : " ", "(__ckptfs_", word, ")");
+    if (offers.find(word) != std::string::npos)
+      made += StrCat(made.empty() ? "" : " ", "(__ckptfs_", word, ")");
   }
   return made.empty() ? text : StrCat(text, " -a '", made, "'");
 }
@@ -302,8 +311,8 @@ std::string FishScript(const CommandSet& commands) {
       Replaced(std::string(kFishFunctions), "%VALUED%", Joined(ValuedOptions(commands), " ")),
       "complete -c ckptfs -n __fish_use_subcommand -f -a help -d 'How a command is used'\n");
   for (const Command& command : commands.commands()) {
-    text += StrCat("complete -c ckptfs -n '__fish_seen_subcommand_from help' -f -a ", command.name, " -d ",
-                   SingleQuoted(command.description), "\n");
+    text += StrCat("complete -c ckptfs -n '__fish_seen_subcommand_from help' -f -a ", command.name,
+                   " -d ", SingleQuoted(command.description), "\n");
   }
   for (const Command& command : commands.commands()) {
     const std::string seen = StrCat(" -n '__fish_seen_subcommand_from ", command.name, "'");
@@ -313,12 +322,13 @@ std::string FishScript(const CommandSet& commands) {
     size_t place = 0;
     for (const CommandOption& option : command.options) {
       if (option.positional()) {
-        text += StrCat("complete -c ckptfs -n \"__ckptfs_at ", command.name, " ", PlaceOf(option, place++, "'*'"),
-                       "\"", FishOffer(option), "\n");
+        text += StrCat("complete -c ckptfs -n \"__ckptfs_at ", command.name, " ",
+                       PlaceOf(option, place++, "'*'"), "\"", FishOffer(option), "\n");
         continue;
       }
       text += StrCat("complete -c ckptfs", seen, " -l ", option.name.substr(2), " -d ",
-                     SingleQuoted(option.help), IsFlag(option) ? "" : StrCat(" -r", FishOffer(option)), "\n");
+                     SingleQuoted(option.help),
+                     IsFlag(option) ? "" : StrCat(" -r", FishOffer(option)), "\n");
     }
   }
   return text;
@@ -338,7 +348,8 @@ std::string CompletionScript(const CommandSet& commands, const std::string& shel
 
 void AddCompletionsCommand(CommandSet& commands) {
   auto options = std::make_shared<CompletionsFlags>();
-  Command& command = commands.Add("completions", "Print what a shell completes of this command line");
+  Command& command =
+      commands.Add("completions", "Print what a shell completes of this command line");
   command.Add("SHELL", options->shell, "bash, zsh or fish")
       .Value("bash|zsh|fish")
       .Required()

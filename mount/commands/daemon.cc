@@ -40,8 +40,7 @@ void AddDaemonCommand(CommandSet& commands) {
   Command& command = commands.Add("daemon", "Receive snapshots for a store, without a mount");
   AddStoreOption(command, options->store);
   AddSnapshotOptions(command, options->snapshots);
-  command
-      .Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
+  command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
   command.body = [options, &command] { return StartDaemon(*options, command); };

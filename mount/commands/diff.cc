@@ -11,8 +11,8 @@
 #include "core/inspect/tensor_diff.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/control/step_json.h"
 #include "mount/commands/step_tensors.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -58,13 +58,11 @@ Json SideJson(const StepModel& model, const std::optional<AtomIndex>& index) {
 }
 
 Json DiffJson(const AtomDiff& diff, const StepModel& a, const StepModel& b) {
-  Json json = {{"name", diff.name},
-               {"kind", diff.atom_kind},
-               {"optimizer", diff.optimizer},
-               {"change", std::string(AtomDiffName(diff.kind))},
-               {"a", SideJson(a, diff.a)},
-               {"b", SideJson(b, diff.b)}};
-  const bool compared = diff.kind == AtomDiff::Kind::kChanged || diff.kind == AtomDiff::Kind::kRetyped;
+  Json json = {{"name", diff.name},           {"kind", diff.atom_kind},
+               {"optimizer", diff.optimizer}, {"change", std::string(AtomDiffName(diff.kind))},
+               {"a", SideJson(a, diff.a)},    {"b", SideJson(b, diff.b)}};
+  const bool compared =
+      diff.kind == AtomDiff::Kind::kChanged || diff.kind == AtomDiff::Kind::kRetyped;
   if (!compared) return json;
   json["elements"] = diff.values.elements;
   json["different_bits"] = diff.values.bits;
@@ -125,12 +123,11 @@ Status RunDiff(const DiffFlags& options) {
   JobOptions job;
   job.threads = options.threads;
   job.progress = ProgressBar("diff");
-  CKPT_ASSIGN_OR_RETURN(
-      const auto diffs,
-      DiffSteps({&a->model, a_blobs.get()}, {&b->model, b_blobs.get()}, tolerance, job,
-                [&](const std::string& name, const std::string& kind) {
-                  return Chooses(options.choice, name, kind);
-                }));
+  CKPT_ASSIGN_OR_RETURN(const auto diffs,
+                        DiffSteps({&a->model, a_blobs.get()}, {&b->model, b_blobs.get()}, tolerance,
+                                  job, [&](const std::string& name, const std::string& kind) {
+                                    return Chooses(options.choice, name, kind);
+                                  }));
   if (diffs.empty()) {
     CKPT_RETURN_IF_ERROR(ChooseAtoms(a->model, options.choice));
     CKPT_RETURN_IF_ERROR(ChooseAtoms(b->model, options.choice));
@@ -158,14 +155,17 @@ Status RunDiff(const DiffFlags& options) {
 
 void AddDiffCommand(CommandSet& commands) {
   auto options = std::make_shared<DiffFlags>();
-  Command& command = commands.Add("diff", "Show how two steps differ: tensors, shapes, and values "
-                                          "by how much");
+  Command& command = commands.Add("diff",
+                                  "Show how two steps differ: tensors, shapes, and values "
+                                  "by how much");
   const unsigned offered = kOfferSteps | kOfferRuns | kOfferFiles;
   command.Add("STEP", options->a, "RUN/ID, RUN, or a checkpoint's path").Required().Offers(offered);
   command.Add("OTHER", options->b, "The other one").Required().Offers(offered);
   AddTensorChoice(command, options->choice);
-  command.Add("--atol", options->absolute, "Excuse values that differ by at most this (default: "
-                                           "bits are compared)")
+  command
+      .Add("--atol", options->absolute,
+           "Excuse values that differ by at most this (default: "
+           "bits are compared)")
       .Value("X")
       .Check(Checked(ParseTolerance));
   command.Add("--rtol", options->relative, "The same, relative to the other step's value")

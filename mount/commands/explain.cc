@@ -12,9 +12,9 @@
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
 #include "core/store/model_of.h"
+#include "core/view/layout_survey.h"
 #include "core/view/plan_reader.h"
 #include "core/view/view_set.h"
-#include "core/view/layout_survey.h"
 #include "formats/registry.h"
 #include "fs/tree/param_files.h"
 #include "fs/tree/source_files.h"
@@ -134,7 +134,8 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
   } else {
     if (!shown.empty()) fmt::print("{}: yes\n", Printable(shown));
     for (const Json& line : json["left_out"]) {
-      fmt::print("{} leaves out: {}\n", line.value("format", ""), Printable(line.value("what", "")));
+      fmt::print("{} leaves out: {}\n", line.value("format", ""),
+                 Printable(line.value("what", "")));
     }
     for (const Json& cause : json["refused"]) {
       std::string formats;
@@ -148,7 +149,8 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
 }
 
 // Lists what a format has below a directory of a view.
-Status ExplainDirectory(const ExplainFlags& options, const ViewSet& views, const std::string& path) {
+Status ExplainDirectory(const ExplainFlags& options, const ViewSet& views,
+                        const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto entries, views.List(path));
   Json json = {{"directory", path}, {"layout", views.offer().name}, {"entries", Json::array()}};
   for (const ViewEntry& entry : entries) {
@@ -243,7 +245,8 @@ Status Say(const ExplainFlags& options, const MountPath& path, const std::string
 }
 
 // kNotFound, with what may have been meant.
-Error NotThere(std::string_view what, std::string_view name, const std::vector<std::string>& known) {
+Error NotThere(std::string_view what, std::string_view name,
+               const std::vector<std::string>& known) {
   return Error{ErrorCode::kNotFound, StrCat(what, MeantText(name, known))};
 }
 
@@ -279,7 +282,8 @@ std::vector<std::string> KeysOf(const auto& map) {
 Status ExplainParameter(const ExplainFlags& options, const MountPath& path, const Step& step) {
   const std::vector<std::string> inside = path.Inside();
   if (inside.size() == 1) {
-    return Say(options, path, "parameters", "one directory per parameter: each of its states whole");
+    return Say(options, path, "parameters",
+               "one directory per parameter: each of its states whole");
   }
   const ParamIndex index = IndexParameters(step.model);
   const auto found = index.find(inside[1]);
@@ -290,9 +294,10 @@ Status ExplainParameter(const ExplainFlags& options, const MountPath& path, cons
     return Fail(std::move(error));
   }
   if (inside.size() == 2) {
-    return Say(options, path, "parameter",
-               StrCat("the states of parameter ", step.model.parameter(found->second.parameter).name,
-                      ", each whole: unsharded, unpadded, as stored"));
+    return Say(
+        options, path, "parameter",
+        StrCat("the states of parameter ", step.model.parameter(found->second.parameter).name,
+               ", each whole: unsharded, unpadded, as stored"));
   }
   std::vector<std::string> states;
   for (const ParamDirectory::File& file : found->second.files) {
@@ -302,7 +307,8 @@ Status ExplainParameter(const ExplainFlags& options, const MountPath& path, cons
     CKPT_RETURN_IF_ERROR(plan.Validate(step.model));
     return ExplainFile(options, step.model, file.component, plan);
   }
-  return Fail(NotThere(StrCat("no '", inside[2], "' of parameter '", inside[1], "'"), inside[2], states));
+  return Fail(
+      NotThere(StrCat("no '", inside[2], "' of parameter '", inside[1], "'"), inside[2], states));
 }
 
 // The file that is shown as it is.
@@ -315,12 +321,14 @@ Status ExplainSource(const ExplainFlags& options, const MountPath& path, const S
     return Say(options, path, "source", StrCat("files as they were saved in ", step.record.source));
   }
   if (directory != index.end()) {
-    const auto entry = directory->second.find(wanted.substr(slash == std::string::npos ? 0 : slash + 1));
+    const auto entry =
+        directory->second.find(wanted.substr(slash == std::string::npos ? 0 : slash + 1));
     if (entry != directory->second.end()) {
       if (entry->second.text) {
         const SideText& text = step.model.texts[*entry->second.text];
         return Say(options, path, "source file",
-                   StrCat(text.path, " as it was when the step was adopted, ", text.text.size(), " bytes"));
+                   StrCat(text.path, " as it was when the step was adopted, ", text.text.size(),
+                          " bytes"));
       }
       const Blob& blob = step.model.blob(entry->second.blob);
       return Say(options, path, "source file",
@@ -334,23 +342,26 @@ Status ExplainSource(const ExplainFlags& options, const MountPath& path, const S
     begin = end + 1;
   }
   const auto beside = index.find(begin == 0 ? "" : wanted.substr(0, begin - 1));
-  return Fail(NotThere(StrCat("no source file '", wanted, "' in ", path.Step()),
-                       wanted.substr(begin, wanted.find('/', begin) - begin),
-                       beside == index.end() ? std::vector<std::string>() : KeysOf(beside->second)));
+  return Fail(
+      NotThere(StrCat("no source file '", wanted, "' in ", path.Step()),
+               wanted.substr(begin, wanted.find('/', begin) - begin),
+               beside == index.end() ? std::vector<std::string>() : KeysOf(beside->second)));
 }
 
 Status ExplainInside(const ExplainFlags& options, const MountPath& path, const Step& step,
                      const std::shared_ptr<const Step>& shared) {
   const std::vector<std::string> inside = path.Inside();
   if (inside.empty()) {
-    return Say(options, path, "step", StrCat("step ", path.Step(), ", adopted from ", step.record.source,
-                                             "; `ckptfs info ", path.Step(), "` describes it"));
+    return Say(options, path, "step",
+               StrCat("step ", path.Step(), ", adopted from ", step.record.source,
+                      "; `ckptfs info ", path.Step(), "` describes it"));
   }
   if (inside[0] == "param") return ExplainParameter(options, path, step);
   if (inside[0] == "source") return ExplainSource(options, path, step);
   if (inside[0] != "view" || inside.back() == "info.json") {
     CKPT_RETURN_IF_ERROR(CheckThere(options.layout));
-    return Say(options, path, "text", "made by ckptfs from the step's index: no bytes of the source");
+    return Say(options, path, "text",
+               "made by ckptfs from the step's index: no bytes of the source");
   }
   if (inside.size() == 1) {
     CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
@@ -361,7 +372,8 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
     return {};
   }
   if (inside[1] == "README.txt" || inside[1] == "layouts.json") {
-    return Say(options, path, "text", "made by ckptfs: which layouts work here, and what others need");
+    return Say(options, path, "text",
+               "made by ckptfs: which layouts work here, and what others need");
   }
   return ExplainView(options, shared, inside[1], JoinedPath(inside, 2));
 }
@@ -372,9 +384,8 @@ Status CheckStepName(const MountPath& path, const Step& step) {
   if (name == step.record.id) return {};
   std::vector<std::string> real = path.parts;
   real[3] = step.record.id;
-  return Fail(ErrorCode::kNotFound,
-              StrCat("'", name, "' is not a name in the mount; it means ", path.mountpoint, "/",
-                     JoinedPath(real, 0)));
+  return Fail(ErrorCode::kNotFound, StrCat("'", name, "' is not a name in the mount; it means ",
+                                           path.mountpoint, "/", JoinedPath(real, 0)));
 }
 
 Status ExplainPath(const ExplainFlags& given) {
@@ -385,12 +396,14 @@ Status ExplainPath(const ExplainFlags& given) {
   if (step.empty()) {
     const std::string top = path.parts.empty() ? "" : path.parts[0];
     if (top != "view") CKPT_RETURN_IF_ERROR(CheckThere(options.layout));
-    const std::string what = top == "run"        ? "runs of the store, and below each its steps"
-                             : top == ".ckptfs"  ? "the daemon's status, for root and its own user"
-                             : top == "ingest"   ? "reserved; empty"
-                             : top == "view"     ? "no step is shown: `ckptfs switch RUN/ID` picks one"
-                                                 : "the mount's top: run/RUN/step/ID/, and /view, a link to one";
-    return Say(options, path, "mount", StrCat("store ", path.store, " at ", path.mountpoint, ": ", what));
+    const std::string what = top == "run"       ? "runs of the store, and below each its steps"
+                             : top == ".ckptfs" ? "the daemon's status, for root and its own user"
+                             : top == "ingest"  ? "reserved; empty"
+                             : top == "view"
+                                 ? "no step is shown: `ckptfs switch RUN/ID` picks one"
+                                 : "the mount's top: run/RUN/step/ID/, and /view, a link to one";
+    return Say(options, path, "mount",
+               StrCat("store ", path.store, " at ", path.mountpoint, ": ", what));
   }
   CKPT_ASSIGN_OR_RETURN(const auto loaded, LoadSubject(step, path.store, {}));
   CKPT_RETURN_IF_ERROR(CheckStepName(path, *loaded));
@@ -413,8 +426,9 @@ Status RunExplain(const ExplainFlags& given) {
 void AddExplainCommand(CommandSet& commands) {
   auto options = std::make_shared<ExplainFlags>();
   Command& command =
-      commands.Add("explain", "Show which bytes of which source files a view has, or why a layout "
-                              "is refused");
+      commands.Add("explain",
+                   "Show which bytes of which source files a view has, or why a layout "
+                   "is refused");
   command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1; or any path in a mount")
       .Required()
       .Check(CheckLayoutOrPath);

@@ -37,8 +37,8 @@ Result<Layout> LayoutOfView(const std::string& view) {
   Result<Layout> layout = Layout::Parse(first);
   const auto is_it = [&](const auto& format) { return first.starts_with(format->name()); };
   if (layout || std::ranges::none_of(MakeViewFormats(), is_it)) return layout;
-  return Fail(Error{ErrorCode::kInvalid, StrCat("'", view, "' is a part of a layout")}
-                  .Needing(StrCat("write LAYOUT/", view, ", such as tp1/", view)));
+  return Fail(Error{ErrorCode::kInvalid, StrCat("'", view, "' is a part of a layout")}.Needing(
+      StrCat("write LAYOUT/", view, ", such as tp1/", view)));
 }
 
 // Where one group does not say who may read all of the source, only everybody or
@@ -64,7 +64,8 @@ Status RunExport(const ExportFlags& options) {
   job.progress = ProgressBar("export");
   const std::string source =
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
-  const std::string identity = StrCat(source, " ", layout.ToString(), " ", part, " ", options.hf_config);
+  const std::string identity =
+      StrCat(source, " ", layout.ToString(), " ", part, " ", options.hf_config);
   CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
   const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats(std::move(models)));
   CKPT_ASSIGN_OR_RETURN(
@@ -77,7 +78,8 @@ Status RunExport(const ExportFlags& options) {
                {"bytes_resumed", report.bytes_resumed}});
     return {};
   }
-  fmt::print("{}, {} in {}", Counted(report.files, "file"), HumanBytes(report.bytes), Printable(destination));
+  fmt::print("{}, {} in {}", Counted(report.files, "file"), HumanBytes(report.bytes),
+             Printable(destination));
   if (report.bytes_resumed > 0) {
     fmt::print(" ({} were there)", HumanBytes(report.bytes_resumed));
   }

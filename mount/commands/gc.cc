@@ -9,8 +9,8 @@
 #include "core/records/node_presence.h"
 #include "core/store/collect.h"
 #include "mount/commands/command_set.h"
-#include "mount/control/step_json.h"
 #include "mount/control/control_client.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -107,8 +107,9 @@ Status RunGc(const GcFlags& options) {
 void AddGcCommand(CommandSet& commands) {
   auto options = std::make_shared<GcFlags>();
   Command& command =
-      commands.Add("gc", "Remove old steps that the store owns, and reclaim files that no step "
-                         "needs");
+      commands.Add("gc",
+                   "Remove old steps that the store owns, and reclaim files that no step "
+                   "needs");
   AddStoreOption(command, options->store);
   command.Add("--run", options->run, "Remove steps of this run only").Value("RUN");
   AddRetentionOptions(command, options->retention);

@@ -27,9 +27,8 @@ HeldSteps FindHeldSteps(const std::string& store, Patience patience) {
     if (!text) continue;
     const Json status = Json::parse(*text, nullptr, false);
     const Json none = Json::object();
-    const Json& snapshots = status.is_object() && status.contains("snapshots")
-                                ? status["snapshots"]
-                                : none;
+    const Json& snapshots =
+        status.is_object() && status.contains("snapshots") ? status["snapshots"] : none;
     if (!snapshots.is_object()) continue;
     for (const Json& record : snapshots.value("in_memory", Json::array())) {
       if (record.is_object()) found.steps.push_back({daemon, record});

@@ -31,7 +31,8 @@ struct InfoFlags {
   bool json = false;
 };
 
-// "views": {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}, and "refusals" and "left_out".
+// "views": {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}, and "refusals" and
+// "left_out".
 void AddViews(const LayoutSurvey& survey, Json& info) {
   Json& views = info["views"] = Json::object();
   for (const LayoutSurvey::Format& format : survey.formats) {
@@ -73,8 +74,7 @@ void PrintViews(const LayoutSurvey& survey) {
 
 void PrintSizes(const Json& info) {
   for (const auto& [role, counted] : info["parameters"].items()) {
-    fmt::print("{} parameters: {} with {}\n", Printable(role),
-               counted.value("number", uint64_t{0}),
+    fmt::print("{} parameters: {} with {}\n", Printable(role), counted.value("number", uint64_t{0}),
                Counted(counted.value("elements", uint64_t{0}), "element"));
   }
   for (const auto& [kind, sum] : info["kinds"].items()) {
@@ -182,7 +182,8 @@ void AddInfoCommand(CommandSet& commands) {
   auto options = std::make_shared<InfoFlags>();
   Command& command =
       commands.Add("info", "Show what a checkpoint or a step holds, and which views it allows");
-  command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), RUN/ID, or RUN")
+  command
+      .Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), RUN/ID, or RUN")
       .Required()
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddStoreOption(command, options->store);

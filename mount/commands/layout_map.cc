@@ -22,7 +22,7 @@ constexpr size_t kMostParameters = 64;  // rows of their own
 constexpr size_t kMostRows = 256;
 constexpr size_t kMostRuns = 64;
 constexpr size_t kNameLetters = 48;
-constexpr size_t kNameHead = 18;  // of a longer one: "model.layers.12.ml..gate_up_proj.weight"
+constexpr size_t kNameHead = 18;    // of a longer one: "model.layers.12.ml..gate_up_proj.weight"
 constexpr uint64_t kWideCells = 8;  // columns whose fractions are written out
 
 // True if this is one of `shown` places out of `degree`, spread evenly from first to last.
@@ -39,7 +39,8 @@ void ChooseColumns(LayoutMap& map) {
   const uint64_t world = layout.World();
   const bool all = world <= kMostColumns || layout.ep > 1 || layout.etp > 1;
   const uint64_t parts = uint64_t{layout.tp} * layout.pp;
-  const uint64_t slices = layout.zero == 0 ? 1 : std::clamp<uint64_t>(kMostColumns / parts, 1, layout.dp);
+  const uint64_t slices =
+      layout.zero == 0 ? 1 : std::clamp<uint64_t>(kMostColumns / parts, 1, layout.dp);
   for (uint64_t rank = 0; rank < world; ++rank) {
     const RankCoordinate at = CoordinateOf(layout, rank);
     if (!all && (at.cp > 0 || !IsAmong(slices, layout.dp, at.dp))) continue;
@@ -96,8 +97,8 @@ LayoutMap::Cell SliceOf(const LocalTensor& local, const Layout& layout, const Ra
   return cell;
 }
 
-Result<LayoutMap::Row> RowOf(const StepModel& step, const LayoutMap& map, const Parameter& parameter,
-                             bool slices) {
+Result<LayoutMap::Row> RowOf(const StepModel& step, const LayoutMap& map,
+                             const Parameter& parameter, bool slices) {
   LayoutMap::Row row{parameter.name, 1, Volume(parameter.shape), {}};
   for (const uint64_t rank : map.ranks) {
     const RankCoordinate at = CoordinateOf(map.layout, rank);
@@ -141,7 +142,8 @@ std::string Fraction(const LayoutMap::Row& row, const LayoutMap::Cell& cell) {
   const uint64_t divisor = std::gcd(cell.elements, row.elements);
   const uint64_t below = row.elements / divisor;
   if (below <= 99) return StrCat(cell.elements / divisor, "/", below);
-  return fmt::format("{:.0f}%", 100.0 * static_cast<double>(cell.elements) / static_cast<double>(row.elements));
+  return fmt::format(
+      "{:.0f}%", 100.0 * static_cast<double>(cell.elements) / static_cast<double>(row.elements));
 }
 
 std::string ShortName(const LayoutMap::Row& row) {
@@ -171,19 +173,24 @@ std::string CoordinateText(const Layout& layout, uint64_t rank) {
 std::vector<std::string> Remarks(const LayoutMap& map) {
   std::vector<std::string> lines;
   if (map.alike > 1) {
-    lines.push_back(StrCat("each rank that is shown stands for ", map.alike, " that hold the same"));
+    lines.push_back(
+        StrCat("each rank that is shown stands for ", map.alike, " that hold the same"));
   }
   if (map.slices_shown > 0) {
-    lines.push_back(StrCat("there are ", map.layout.dp, " data-parallel "
-                                                        "ranks; ", map.slices_shown, " are shown"));
+    lines.push_back(StrCat("there are ", map.layout.dp,
+                           " data-parallel "
+                           "ranks; ",
+                           map.slices_shown, " are shown"));
   }
   if (!map.slices.empty()) {
-    lines.push_back(StrCat("a slice: the rank's part has n elements, row by row; data-parallel "
-                           "rank d has",
-                           " [d*s, d*s+s), s = ceil(n/", map.layout.dp, ")"));
+    lines.push_back(
+        StrCat("a slice: the rank's part has n elements, row by row; data-parallel "
+               "rank d has",
+               " [d*s, d*s+s), s = ceil(n/", map.layout.dp, ")"));
     if (map.layout.ep > 1 || map.layout.etp > 1) {
-      lines.emplace_back("experts: d and the number of slices count the ranks that hold the same "
-                         "experts");
+      lines.emplace_back(
+          "experts: d and the number of slices count the ranks that hold the same "
+          "experts");
     }
   } else if (map.layout.zero > 0) {
     lines.emplace_back("the step has no optimizer states that ZeRO would slice");
@@ -265,8 +272,10 @@ namespace {
 std::string CoordinateLines(const LayoutMap& map, size_t name_width, size_t cell_width) {
   const Layout& layout = map.layout;
   const std::tuple<const char*, uint32_t, uint32_t RankCoordinate::*> degrees[] = {
-      {"tp", layout.tp, &RankCoordinate::tp}, {"cp", layout.cp, &RankCoordinate::cp},
-      {"dp", layout.dp, &RankCoordinate::dp}, {"pp", layout.pp, &RankCoordinate::pp},
+      {"tp", layout.tp, &RankCoordinate::tp},
+      {"cp", layout.cp, &RankCoordinate::cp},
+      {"dp", layout.dp, &RankCoordinate::dp},
+      {"pp", layout.pp, &RankCoordinate::pp},
       {"ep", layout.ep, &RankCoordinate::ep}};
   std::string text;
   for (const auto& [name, degree, place] : degrees) {
@@ -286,7 +295,9 @@ std::string RowsText(const std::vector<LayoutMap::Row>& rows, size_t name_width,
   for (const LayoutMap::Row& row : rows) {
     text += fmt::format("{:<{}}", ShortName(row), name_width);
     for (const LayoutMap::Cell& cell : row.cells) {
-      const std::string narrow = cell.elements == 0 ? "." : cell.elements == row.elements ? "#" : "/";
+      const std::string narrow = cell.elements == 0              ? "."
+                                 : cell.elements == row.elements ? "#"
+                                                                 : "/";
       text += fmt::format("  {:>{}}", wide ? Fraction(row, cell) : narrow, cell_width);
     }
     text += "\n";
@@ -299,9 +310,11 @@ std::string RowsText(const std::vector<LayoutMap::Row>& rows, size_t name_width,
 std::string MapText(const LayoutMap& map) {
   size_t name_width = 4, cell_width = 1;
   const bool wide = map.ranks.size() <= kWideCells;
-  for (const LayoutMap::Row& row : map.rows) name_width = std::max(name_width, ShortName(row).size());
+  for (const LayoutMap::Row& row : map.rows)
+    name_width = std::max(name_width, ShortName(row).size());
   if (wide) cell_width = 6;
-  for (const uint64_t rank : map.ranks) cell_width = std::max(cell_width, std::to_string(rank).size());
+  for (const uint64_t rank : map.ranks)
+    cell_width = std::max(cell_width, std::to_string(rank).size());
   std::string text = StrCat(map.layout.ToString(), ": ", map.layout.World(), " ranks\n");
   text += fmt::format("{:<{}}", "rank", name_width);
   for (const uint64_t rank : map.ranks) text += fmt::format("  {:>{}}", rank, cell_width);
@@ -309,7 +322,8 @@ std::string MapText(const LayoutMap& map) {
   if (!map.slices.empty()) text += StrCat("\n", PartsTitle(map), "\n");
   text += RowsText(map.rows, name_width, cell_width, wide);
   if (!map.slices.empty()) {
-    text += StrCat("\n", SlicesTitle(map), "\n", RowsText(map.slices, name_width, cell_width, wide), "\n");
+    text += StrCat("\n", SlicesTitle(map), "\n", RowsText(map.slices, name_width, cell_width, wide),
+                   "\n");
   }
   if (!wide) text += "# all of it, / a part, . nothing\n";
   for (const std::string& line : Remarks(map)) text += line + "\n";
@@ -321,8 +335,13 @@ nlohmann::json MapJson(const LayoutMap& map) {
   Json columns = Json::array();
   for (const uint64_t rank : map.ranks) {
     const RankCoordinate at = CoordinateOf(map.layout, rank);
-    columns.push_back({{"rank", rank}, {"tp", at.tp}, {"cp", at.cp}, {"dp", at.dp},
-                       {"pp", at.pp},  {"ep", at.ep}, {"etp", at.etp}});
+    columns.push_back({{"rank", rank},
+                       {"tp", at.tp},
+                       {"cp", at.cp},
+                       {"dp", at.dp},
+                       {"pp", at.pp},
+                       {"ep", at.ep},
+                       {"etp", at.etp}});
   }
   const auto rows_json = [](const std::vector<LayoutMap::Row>& rows, bool slices) {
     Json json = Json::array();
@@ -332,13 +351,15 @@ nlohmann::json MapJson(const LayoutMap& map) {
         held.push_back({{"elements", cell.elements}, {"runs", cell.runs}});
         if (slices) held.back()["slice"] = cell.slice;
       }
-      json.push_back({{"name", row.name}, {"parameters", row.parameters},
-                      {"elements", row.elements}, {"held", std::move(held)}});
+      json.push_back({{"name", row.name},
+                      {"parameters", row.parameters},
+                      {"elements", row.elements},
+                      {"held", std::move(held)}});
     }
     return json;
   };
-  Json json = {{"layout", map.layout.ToString()},   {"world", map.layout.World()},
-               {"ranks_alike", map.alike},          {"columns", std::move(columns)},
+  Json json = {{"layout", map.layout.ToString()},    {"world", map.layout.World()},
+               {"ranks_alike", map.alike},           {"columns", std::move(columns)},
                {"rows", rows_json(map.rows, false)}, {"rows_left_out", map.rows_left_out}};
   if (map.slices.empty()) return json;
   const bool weights = map.layout.zero == 3;
@@ -413,7 +434,8 @@ void DrawFoot(Picture& picture, const std::vector<std::string>& remarks, int y) 
   picture.Rectangle(kMargin + 490, y, 28, kBar, kPale);
   picture.Text(kMargin + 526, y + 2, "nothing", kInk, kScale);
   y += kFootGap;
-  for (const std::string& line : remarks) picture.Text(kMargin, y += kRowHeight, line, kInk, kScale);
+  for (const std::string& line : remarks)
+    picture.Text(kMargin, y += kRowHeight, line, kInk, kScale);
 }
 
 }  // namespace
@@ -427,7 +449,8 @@ Picture DrawMap(const LayoutMap& map, const std::string& title) {
   const std::vector<std::string> remarks = Remarks(map);
   size_t letters = std::max<size_t>(Printable(title).size(), 54);
   for (const std::string& line : remarks) letters = std::max(letters, line.size());
-  const int width = std::max(sheet.X(map.ranks.size()), kMargin + static_cast<int>(letters) * kLetter);
+  const int width =
+      std::max(sheet.X(map.ranks.size()), kMargin + static_cast<int>(letters) * kLetter);
   const bool sliced = !map.slices.empty();  // then each block of rows has a title
   const size_t first = sliced ? 1 : 0;
   const size_t below = first + map.rows.size() + first;  // the second title, below an empty row

@@ -67,7 +67,8 @@ void PrintTable(const Json& steps) {
 
 // The life of each step by "run/id", counted from 1.  Steps in memory count with those that are
 // published.
-std::map<std::string, size_t> LivesOf(const std::vector<StepRecord>& published, const HeldSteps& held) {
+std::map<std::string, size_t> LivesOf(const std::vector<StepRecord>& published,
+                                      const HeldSteps& held) {
   std::map<std::string, std::map<std::string, StepRecord>> runs;
   for (const HeldStep& one : held.steps) runs[one.run()][one.id()] = one.AsRecord();
   for (const StepRecord& record : published) runs[record.run][record.id] = record;

@@ -8,8 +8,8 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/control/step_json.h"
 #include "mount/commands/step_tensors.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -30,11 +30,11 @@ void PrintTensors(const nlohmann::json& tensors) {
   for (const auto& tensor : tensors) {
     const std::string optimizer = tensor.value("optimizer", "");
     bytes += tensor.value("bytes", uint64_t{0});
-    rows.push_back({Printable(tensor.value("name", "")),
-                    Printable(StrCat(optimizer, optimizer.empty() ? "" : ".", tensor.value("kind", ""))),
-                    ShapeText(tensor["shape"].get<std::vector<uint64_t>>()),
-                    tensor.value("dtype", ""), HumanBytes(tensor.value("bytes", uint64_t{0})),
-                    Printable(HolderText(tensor["held_by"]))});
+    rows.push_back(
+        {Printable(tensor.value("name", "")),
+         Printable(StrCat(optimizer, optimizer.empty() ? "" : ".", tensor.value("kind", ""))),
+         ShapeText(tensor["shape"].get<std::vector<uint64_t>>()), tensor.value("dtype", ""),
+         HumanBytes(tensor.value("bytes", uint64_t{0})), Printable(HolderText(tensor["held_by"]))});
   }
   PrintColumns(rows, "llllrl");
   fmt::print("{}, {}\n", Counted(tensors.size(), "tensor"), HumanBytes(bytes));
@@ -62,7 +62,8 @@ Status RunLs(const LsFlags& options) {
 
 void AddLsCommand(CommandSet& commands) {
   auto options = std::make_shared<LsFlags>();
-  Command& command = commands.Add("ls", "List a step's tensors: shape, dtype, bytes, and who holds them");
+  Command& command =
+      commands.Add("ls", "List a step's tensors: shape, dtype, bytes, and who holds them");
   command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
       .Required()
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);

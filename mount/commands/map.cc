@@ -7,11 +7,11 @@
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/layout_map.h"
+#include "mount/commands/picture_file.h"
 #include "mount/commands/step_access.h"
 #include "mount/control/step_json.h"
-#include "mount/commands/layout_map.h"
 #include "mount/options.h"
-#include "mount/commands/picture_file.h"
 #include "mount/printable.h"
 
 namespace ckptfs {
@@ -36,8 +36,9 @@ Status RunMap(const MapFlags& options) {
     return Fail(std::move(error));
   }
   if (!options.output.empty()) {
-    const std::string name = step->record.run.empty() ? step->record.source
-                                                      : StrCat(step->record.run, "/", step->record.id);
+    const std::string name = step->record.run.empty()
+                                 ? step->record.source
+                                 : StrCat(step->record.run, "/", step->record.id);
     const Picture picture =
         DrawMap(*map, StrCat(name, " as ", layout.ToString(), ": ", layout.World(), " ranks"));
     CKPT_RETURN_IF_ERROR(WritePicture(options.output, picture));
@@ -55,7 +56,8 @@ Status RunMap(const MapFlags& options) {
 
 void AddMapCommand(CommandSet& commands) {
   auto options = std::make_shared<MapFlags>();
-  Command& command = commands.Add("map", "Draw which rank of a layout holds what: text, SVG or PNG");
+  Command& command =
+      commands.Add("map", "Draw which rank of a layout holds what: text, SVG or PNG");
   command.Add("LAYOUT", options->layout, "Such as tp2_pp2")
       .Required()
       .Offers(kOfferNothing)

@@ -59,8 +59,10 @@ Status CheckCheckpoint(const std::string& path) {
 // How checkpoints are adopted, with the paths of files absolute.
 Result<IngestRequest> IngestOf(const MountFlags& options) {
   IngestRequest ingest = options.ingest;
-  const bool file = ingest.family.find('/') != std::string::npos || ingest.family.ends_with(".toml");
-  for (std::string* path : {&ingest.hf_config, &ingest.parameter_order, file ? &ingest.family : nullptr}) {
+  const bool file =
+      ingest.family.find('/') != std::string::npos || ingest.family.ends_with(".toml");
+  for (std::string* path :
+       {&ingest.hf_config, &ingest.parameter_order, file ? &ingest.family : nullptr}) {
     if (path == nullptr || path->empty()) continue;
     CKPT_ASSIGN_OR_RETURN(*path, AbsolutePath(*path));
   }
@@ -160,8 +162,9 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--copy", options->copy, "Adopt as `adopt --copy` does").Excludes("--link");
   command.Add("--run", options->run, "The run /view shows").Value("RUN");
   command.Add("--step", options->step, "The step /view shows (default: latest)").Value("ID|latest");
-  command.Add("--follow", options->request.follow, "Move /view when a newer step appears; adopt "
-                                                   "the steps of CHECKPOINT as a job saves them");
+  command.Add("--follow", options->request.follow,
+              "Move /view when a newer step appears; adopt "
+              "the steps of CHECKPOINT as a job saves them");
   command.Add("--layout", options->layouts, "A layout that listings show")
       .Value("LAYOUT")
       .Check(Checked(Layout::Parse));
@@ -171,7 +174,8 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--allow-other", options->request.allow_other,
               "Let other users in (always for root)");
   command.Add("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
-  command.Add("--nonempty", options->request.nonempty, "Mount over a directory that has files in it");
+  command.Add("--nonempty", options->request.nonempty,
+              "Mount over a directory that has files in it");
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");

@@ -42,8 +42,8 @@ Result<MountPath> TakeApart(const std::string& path) {
     if (longer) found = &mount;
   }
   if (found == nullptr || found->type != "fuse.ckptfs") {
-    return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not in a mount of ckptfs")}
-                    .Needing("give a layout, or a path below a mount point"));
+    return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not in a mount of ckptfs")}.Needing(
+        "give a layout, or a path below a mount point"));
   }
   MountPath taken{found->mountpoint, found->source, {}};
   for (size_t begin = found->mountpoint.size() + 1; begin < absolute.size();) {

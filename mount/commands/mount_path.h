@@ -16,7 +16,7 @@ namespace ckptfs {
 
 struct MountPath {
   std::string mountpoint;
-  std::string store;  // the store that is mounted there
+  std::string store;               // the store that is mounted there
   std::vector<std::string> parts;  // below the mount point, links resolved as far as they are there
 
   // "RUN/ID" of what lies in a step; "" above.

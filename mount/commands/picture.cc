@@ -82,7 +82,8 @@ class Raster {
   void Fill(int x, int y, int width, int height, Colour colour) {
     for (int row = std::max(y, 0); row < std::min(y + height, height_); ++row) {
       for (int column = std::max(x, 0); column < std::min(x + width, width_); ++column) {
-        uint8_t* const at = &bytes_[static_cast<size_t>(row) * Stride() + 1 + 3 * static_cast<size_t>(column)];
+        uint8_t* const at =
+            &bytes_[static_cast<size_t>(row) * Stride() + 1 + 3 * static_cast<size_t>(column)];
         at[0] = colour.red;
         at[1] = colour.green;
         at[2] = colour.blue;
@@ -118,8 +119,10 @@ std::string BigEndian(uint32_t number) {
 // length, type, data, CRC of type and data.
 std::string Chunk(std::string_view type, std::string_view data) {
   const std::string body = StrCat(type, data);
-  const auto crc = ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
-  return StrCat(BigEndian(static_cast<uint32_t>(data.size())), body, BigEndian(static_cast<uint32_t>(crc)));
+  const auto crc =
+      ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+  return StrCat(BigEndian(static_cast<uint32_t>(data.size())), body,
+                BigEndian(static_cast<uint32_t>(crc)));
 }
 
 }  // namespace
@@ -134,13 +137,14 @@ void Picture::Text(int x, int y, std::string_view text, Colour colour, int scale
 
 std::string Picture::Svg() const {
   std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} "
+      "{1}\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n",
       width_, height_);
   for (const Shape& shape : shapes_) {
     if (shape.text.empty()) {
-      out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>\n", shape.x,
-                         shape.y, shape.width, shape.height, Hex(shape.colour));
+      out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>\n",
+                         shape.x, shape.y, shape.width, shape.height, Hex(shape.colour));
       continue;
     }
     out += fmt::format(
@@ -171,10 +175,11 @@ std::string Picture::Png() const {
   std::string packed(size, '\0');
   ::compress2(reinterpret_cast<Bytef*>(packed.data()), &size, pixels.data(), pixels.size(), 6);
   packed.resize(size);
-  const std::string header = StrCat(BigEndian(static_cast<uint32_t>(width_)),
-                                    BigEndian(static_cast<uint32_t>(height_)),
-                                    std::string_view("\x08\x02\0\0\0", 5));  // 8 bits, RGB
-  return StrCat("\x89PNG\r\n\x1a\n", Chunk("IHDR", header), Chunk("IDAT", packed), Chunk("IEND", ""));
+  const std::string header =
+      StrCat(BigEndian(static_cast<uint32_t>(width_)), BigEndian(static_cast<uint32_t>(height_)),
+             std::string_view("\x08\x02\0\0\0", 5));  // 8 bits, RGB
+  return StrCat("\x89PNG\r\n\x1a\n", Chunk("IHDR", header), Chunk("IDAT", packed),
+                Chunk("IEND", ""));
 }
 
 }  // namespace ckptfs

@@ -188,9 +188,10 @@ void PrintRemarks(const ProtectionPlan& plan, const ProtectFlags& options) {
                              : "in multiples of its own part of a step");
   fmt::print("nD: how likely all parts are kept when n nodes die{}.\n",
              options.failure_domain > 1 ? "; nF: when n failure domains do" : "");
-  fmt::print("LOADS: steps a year that must come from the store; a node fails every {:g} days, "
-             "and is unprotected for {:g} min.\n",
-             plan.rates.node_mtbf_days, plan.rates.window_minutes);
+  fmt::print(
+      "LOADS: steps a year that must come from the store; a node fails every {:g} days, "
+      "and is unprotected for {:g} min.\n",
+      plan.rates.node_mtbf_days, plan.rates.window_minutes);
   if (plan.rates.domain_mtbf_days)
     fmt::print("A failure domain fails every {:g} days.\n", *plan.rates.domain_mtbf_days);
   for (const PlanRow& row : plan.rows) {

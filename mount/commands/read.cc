@@ -27,8 +27,8 @@
 #include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
 #include "mount/control/control_protocol.h"
-#include "mount/options.h"
 #include "mount/control/step_answers.h"
+#include "mount/options.h"
 
 namespace ckptfs {
 namespace {
@@ -120,7 +120,8 @@ Result<std::string> ReceiveHead(const Descriptor& daemon) {
 Status PassOn(const Descriptor& daemon, uint64_t bytes) {
   std::vector<std::byte> part(size_t{1} << 20);
   while (bytes > 0) {
-    const ssize_t got = ::recv(daemon.get(), part.data(), std::min<uint64_t>(bytes, part.size()), 0);
+    const ssize_t got =
+        ::recv(daemon.get(), part.data(), std::min<uint64_t>(bytes, part.size()), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return Gone();
     CKPT_RETURN_IF_ERROR(WriteOut(std::span(part).first(static_cast<size_t>(got))));
@@ -181,9 +182,13 @@ void AddReadCommand(CommandSet& commands) {
   Command& command =
       commands.Add("read", "Answer a program's reads of a view on standard input and output");
   command.Add("STEP", options->step, "RUN/ID").Required().Offers(kOfferSteps);
-  command.Add("LAYOUT", options->layout, "Such as tp1").Required().Offers(kOfferNothing).Check(Checked(Layout::Parse));
+  command.Add("LAYOUT", options->layout, "Such as tp1")
+      .Required()
+      .Offers(kOfferNothing)
+      .Check(Checked(Layout::Parse));
   AddStoreOption(command, options->store);
-  command.Add("--newest", options->newest, "RUN/N: of the attempts that were saved as step N the newest");
+  command.Add("--newest", options->newest,
+              "RUN/N: of the attempts that were saved as step N the newest");
   AddRootOption(command, options->roots);
   command.body = [options] { return RunRead(*options); };
 }

@@ -35,7 +35,8 @@ struct Survivors {
   std::vector<std::string> away;  // why others are not asked
 };
 
-Result<std::vector<ShownMemoryStep>> AskOne(const PeerRecord& peer, const PeerIdentity& self, const std::string& run) {
+Result<std::vector<ShownMemoryStep>> AskOne(const PeerRecord& peer, const PeerIdentity& self,
+                                            const std::string& run) {
   TcpTransport transport({.from = "", .patience = kPeerPatience});
   CKPT_ASSIGN_OR_RETURN(const auto client,
                         PeerClient::Connect(transport, peer.address, peer.node, self));
@@ -44,7 +45,8 @@ Result<std::vector<ShownMemoryStep>> AskOne(const PeerRecord& peer, const PeerId
 
 Result<Survivors> AskAll(Store& store, const std::string& run) {
   Survivors survivors;
-  CKPT_ASSIGN_OR_RETURN(const auto peers, ReadPeers(*store.storage(), {}, [](std::string_view line) {
+  CKPT_ASSIGN_OR_RETURN(const auto peers,
+                        ReadPeers(*store.storage(), {}, [](std::string_view line) {
                           fmt::print(stderr, "ckptfs: {}\n", Printable(line));
                         }));
   if (peers.empty()) return survivors;
@@ -61,7 +63,8 @@ Result<Survivors> AskAll(Store& store, const std::string& run) {
       if (shown) {
         survivors.shown.push_back(*std::move(shown));
       } else {
-        survivors.away.push_back(StrCat(peers[i].host, " (", peers[i].address, "): ", shown.error().message));
+        survivors.away.push_back(
+            StrCat(peers[i].host, " (", peers[i].address, "): ", shown.error().message));
       }
     }
   };
@@ -77,9 +80,10 @@ std::optional<ShownMemoryStep> Common(const Survivors& survivors) {
   std::optional<ShownMemoryStep> newest;
   if (survivors.shown.empty()) return newest;
   for (const ShownMemoryStep& step : survivors.shown.front()) {
-    const bool all = std::all_of(survivors.shown.begin(), survivors.shown.end(), [&](const auto& other) {
-      return std::find(other.begin(), other.end(), step) != other.end();
-    });
+    const bool all =
+        std::all_of(survivors.shown.begin(), survivors.shown.end(), [&](const auto& other) {
+          return std::find(other.begin(), other.end(), step) != other.end();
+        });
     if (all && (!newest || newest->mtime_ns < step.mtime_ns)) newest = step;
   }
   return newest;
@@ -93,10 +97,12 @@ Result<bool> IsNewer(Store& store, const StepRecord& record, const ShownMemorySt
   return record.mtime_ns >= memory.mtime_ns;
 }
 
-void Print(const RecoverFlags& options, const std::string& place, const std::string& id, uint64_t step) {
+void Print(const RecoverFlags& options, const std::string& place, const std::string& id,
+           uint64_t step) {
   const std::string where = StrCat(options.run, place == "memory" ? "/memory/" : "/", id);
   if (options.json) {
-    PrintJson({{"run", options.run}, {"place", place}, {"id", id}, {"step", where}, {"iteration", step}});
+    PrintJson(
+        {{"run", options.run}, {"place", place}, {"id", id}, {"step", where}, {"iteration", step}});
   } else {
     fmt::print("{}\n", Printable(where));
   }
@@ -122,7 +128,8 @@ Status RunRecover(const RecoverFlags& options) {
   } else if (memory) {
     Print(options, "memory", memory->id, memory->step);
   } else {
-    return Fail(ErrorCode::kNotFound, StrCat("run '", options.run, "' has no step, durable or in memory"));
+    return Fail(ErrorCode::kNotFound,
+                StrCat("run '", options.run, "' has no step, durable or in memory"));
   }
   return {};
 }
@@ -131,7 +138,8 @@ Status RunRecover(const RecoverFlags& options) {
 
 void AddRecoverCommand(CommandSet& commands) {
   auto options = std::make_shared<RecoverFlags>();
-  Command& command = commands.Add("recover", "Print the newest step that can be loaded: in memory, or durable");
+  Command& command =
+      commands.Add("recover", "Print the newest step that can be loaded: in memory, or durable");
   command.Add("RUN", options->run, "The run").Required().Offers(kOfferRuns);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);

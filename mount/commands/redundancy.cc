@@ -7,11 +7,11 @@
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/picture_file.h"
+#include "mount/commands/redundancy_report.h"
 #include "mount/commands/step_access.h"
 #include "mount/control/step_json.h"
 #include "mount/options.h"
-#include "mount/commands/picture_file.h"
-#include "mount/commands/redundancy_report.h"
 
 namespace ckptfs {
 namespace {
@@ -73,7 +73,7 @@ Status ReportStep(const RedundancyFlags& options, const RootMap& roots) {
 
 // All steps of the run that `name` is, oldest first.
 Result<std::vector<std::shared_ptr<const Step>>> LoadRun(const std::string& name,
-                                                            const std::string& store) {
+                                                         const std::string& store) {
   CKPT_ASSIGN_OR_RETURN(const auto opened, OpenStore(store, false));
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> records, opened->Steps(name));
   if (records.empty())

@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
-#include "mount/options.h"
 #include "mount/commands/redundancy_report.h"
+#include "mount/options.h"
 
 namespace ckptfs {
 namespace {
@@ -20,7 +20,7 @@ constexpr Colour kPaper{226, 229, 235};
 constexpr int kEdge = 16, kLine = 20, kBarHeight = 17, kBarLength = 420;
 constexpr int kLabelScale = 2, kLabelLetter = kLabelScale * Picture::kLetterWidth;
 constexpr size_t kLabelLetters = 40;
-constexpr size_t kMostBars = 64;    // of files
+constexpr size_t kMostBars = 64;     // of files
 constexpr size_t kMostSquares = 64;  // a side
 constexpr int kSquare = 12;
 
@@ -28,9 +28,7 @@ constexpr int kSquare = 12;
 struct Bar {
   std::string label;
   uint64_t once = 0, again = 0;
-  std::string Numbers() const {
-    return StrCat(HumanBytes(once), " + ", HumanBytes(again));
-  }
+  std::string Numbers() const { return StrCat(HumanBytes(once), " + ", HumanBytes(again)); }
 };
 
 std::string Shortened(const std::string& text) {
@@ -109,8 +107,8 @@ void DrawPairs(Picture& picture, const RedundancyReport& report, size_t side, in
                         kSquare - 1, kSquare - 1, a == b ? kOnce : kPaper);
   for (const SharedPair& pair : *report.pairs) {
     if (pair.a >= side || pair.b >= side) continue;
-    const uint64_t smaller = std::max<uint64_t>(
-        std::min(report.files[pair.a].stored, report.files[pair.b].stored), 1);
+    const uint64_t smaller =
+        std::max<uint64_t>(std::min(report.files[pair.a].stored, report.files[pair.b].stored), 1);
     const double share =
         std::clamp(static_cast<double>(pair.bytes) / static_cast<double>(smaller), 0.1, 1.0);
     for (const auto& [x, y] : {std::pair(pair.a, pair.b), std::pair(pair.b, pair.a)})

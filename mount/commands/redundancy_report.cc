@@ -189,8 +189,11 @@ Json ClassSinceJson(const ClassSince& one) {
   Json tensors = Json::object();
   for (size_t s = 0; s < kSinceBefores; ++s)
     tensors[std::string(SinceBeforeName(static_cast<SinceBefore>(s)))] = one.tensors[s];
-  return {{"class", one.name},           {"bytes", one.bytes},   {"unchanged", one.unchanged},
-          {"shared", one.shared}, {"tensors", std::move(tensors)}};
+  return {{"class", one.name},
+          {"bytes", one.bytes},
+          {"unchanged", one.unchanged},
+          {"shared", one.shared},
+          {"tensors", std::move(tensors)}};
 }
 
 std::string ShareText(uint64_t part, uint64_t whole) {
@@ -216,9 +219,12 @@ Json RedundancyJson(const StepModel& step, const RedundancyReport& report) {
     for (const SharedPair& pair : *report.pairs)
       pairs.push_back({{"a", pair.a}, {"b", pair.b}, {"bytes", pair.bytes}});
   }
-  return {{"classes", ClassesJson(report)}, {"tensors", TensorsJson(step, report)},
-          {"files", std::move(files)},      {"pairs", std::move(pairs)},
-          {"equal_bytes", EqualJson(step, report)}, {"bytes_read", report.bytes_read}};
+  return {{"classes", ClassesJson(report)},
+          {"tensors", TensorsJson(step, report)},
+          {"files", std::move(files)},
+          {"pairs", std::move(pairs)},
+          {"equal_bytes", EqualJson(step, report)},
+          {"bytes_read", report.bytes_read}};
 }
 
 void PrintRedundancy(const StepModel& step, const RedundancyReport& report, bool tensors) {

@@ -10,8 +10,8 @@
 #include "core/base/strings.h"
 #include "core/base/utf8.h"
 #include "mount/commands/command_set.h"
-#include "mount/control/step_json.h"
 #include "mount/control/control_client.h"
+#include "mount/control/step_json.h"
 #include "mount/fuse/mount_users.h"
 #include "mount/options.h"
 #include "mount/printable.h"
@@ -30,8 +30,8 @@ struct RemoveFlags {
 Result<StepReference> ParseOneStep(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(StepReference name, ParseStepReference(text));
   if (name.id != "latest") return name;
-  return Fail(Error{ErrorCode::kInvalid, StrCat(text, ": name the step to remove")}
-                  .Needing(StrCat("`ckptfs resolve ", name.run, "` names the latest step")));
+  return Fail(Error{ErrorCode::kInvalid, StrCat(text, ": name the step to remove")}.Needing(
+      StrCat("`ckptfs resolve ", name.run, "` names the latest step")));
 }
 
 // A step that is to go, and whom that meets.
@@ -57,8 +57,8 @@ void LookAtMounts(const std::vector<LiveMount>& mounts, std::vector<Removal>& re
     const std::string shown = ShownBy(mount);
     for (Removal& removal : removals) {
       if (removal.name() == shown) removal.shown.push_back(mount.mountpoint);
-      const auto users = FindMountUsers(StrCat(mount.mountpoint, "/run/", removal.record.run,
-                                               "/step/", removal.record.id));
+      const auto users = FindMountUsers(
+          StrCat(mount.mountpoint, "/run/", removal.record.run, "/step/", removal.record.id));
       removal.users.insert(removal.users.end(), users.begin(), users.end());
     }
   }
@@ -79,15 +79,16 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
   LookAtMounts(mounts, removals);
   for (const DaemonFacts& daemon : SilentDaemons(store.directory(), mounts)) {
     if (options.force || daemon.mountpoint.empty()) continue;
-    return Fail(ErrorCode::kExists, StrCat(DescribeSilent(daemon), ", so that nothing tells which "
-                                                                   "step it "
+    return Fail(ErrorCode::kExists, StrCat(DescribeSilent(daemon),
+                                           ", so that nothing tells which "
+                                           "step it "
                                            "shows. Nothing was removed; --force removes "
                                            "nevertheless"));
   }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;
-    return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(), ": /view of ",
-                                                 removal.shown.front(), " shows it")}
+    return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(),
+                                                 ": /view of ", removal.shown.front(), " shows it")}
                     .Needing("run `ckptfs switch RUN/ID` first, or give --force"));
   }
   return removals;
@@ -144,7 +145,10 @@ void AddRemoveCommand(CommandSet& commands) {
   auto options = std::make_shared<RemoveFlags>();
   Command& command =
       commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
-  command.Add("STEP", options->steps, "RUN/ID").Required().Offers(kOfferSteps).Check(Checked(ParseOneStep));
+  command.Add("STEP", options->steps, "RUN/ID")
+      .Required()
+      .Offers(kOfferSteps)
+      .Check(Checked(ParseOneStep));
   AddStoreOption(command, options->store);
   command.Add("--force", options->force, "Also a step that /view of a live mount shows");
   AddJsonOption(command, options->json);

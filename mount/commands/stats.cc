@@ -9,8 +9,8 @@
 #include "core/inspect/tensor_stats.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/control/step_json.h"
 #include "mount/commands/step_tensors.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -37,7 +37,8 @@ nlohmann::json NumberJson(WideNumber value, DType dtype) {
 
 nlohmann::json StatsJson(const TensorStats& stats, DType dtype) {
   nlohmann::json json = {{"elements", stats.elements}};
-  for (const char* key : {"min", "max", "mean", "std", "zeros", "nan", "infinite"}) json[key] = nullptr;
+  for (const char* key : {"min", "max", "mean", "std", "zeros", "nan", "infinite"})
+    json[key] = nullptr;
   if (!stats.numbers) return json;
   json["zeros"] = stats.zeros;
   json["nan"] = stats.nan;
@@ -99,8 +100,9 @@ Status RunStats(const StatsFlags& options) {
 void AddStatsCommand(CommandSet& commands) {
   auto options = std::make_shared<StatsFlags>();
   Command& command =
-      commands.Add("stats", "Show least, greatest and mean values of a step's tensors, zeros, NaN "
-                            "and infinity");
+      commands.Add("stats",
+                   "Show least, greatest and mean values of a step's tensors, zeros, NaN "
+                   "and infinity");
   command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
       .Required()
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);

@@ -17,8 +17,8 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
-#include "mount/control/step_json.h"
 #include "mount/control/daemon_record.h"
+#include "mount/control/step_json.h"
 #include "mount/fuse/mount_table.h"
 #include "mount/options.h"
 #include "mount/printable.h"
@@ -65,7 +65,8 @@ Json FactsJson(const DaemonFacts& facts) {
 }
 
 // The command that mounts again where the daemon is gone: as it was started, if that is known.
-std::string Cure(const std::string& store, const std::string& mountpoint, const DaemonFacts* facts) {
+std::string Cure(const std::string& store, const std::string& mountpoint,
+                 const DaemonFacts* facts) {
   std::string again = facts == nullptr ? "" : facts->again;
   if (mountpoint.empty()) {
     if (again.empty()) again = StrCat("ckptfs daemon --store ", ShellWord(store));
@@ -96,16 +97,20 @@ Result<Json> AliveJson(const LiveMount& mount, const std::vector<DaemonFacts>& r
 std::optional<Json> DeadJson(const std::string& store, const std::string& mountpoint,
                              const DaemonFacts* facts) {
   if (facts != nullptr && IsAlive(*facts)) {
-    return Json{{"mountpoint", mountpoint}, {"store", store}, {"pid", facts->pid}, {"alive", true},
+    return Json{{"mountpoint", mountpoint}, {"store", store},
+                {"pid", facts->pid},        {"alive", true},
                 {"answers", false},         {"daemon", FactsJson(*facts)}};
   }
-  Json json = {{"mountpoint", mountpoint}, {"store", store}, {"alive", false},
+  Json json = {{"mountpoint", mountpoint},
+               {"store", store},
+               {"alive", false},
                {"cure", Cure(store, mountpoint, facts)}};
   if (facts != nullptr) json["daemon"] = FactsJson(*facts);
   return json;
 }
 
-const DaemonFacts* RecordOf(const std::vector<DaemonFacts>& records, const std::string& mountpoint) {
+const DaemonFacts* RecordOf(const std::vector<DaemonFacts>& records,
+                            const std::string& mountpoint) {
   const auto found = std::find_if(records.begin(), records.end(), [&](const DaemonFacts& one) {
     return one.mountpoint == mountpoint;
   });
@@ -129,7 +134,8 @@ std::vector<Json> DeadMounts(const std::string& store, const std::string& only,
     // Another user's that lives, maybe where one of ours was.
     const bool ours = facts != nullptr && IsAlive(*facts);
     if (!ours && !IsDeadMount(mount.mountpoint)) continue;
-    if (auto json = DeadJson(mount.source, mount.mountpoint, facts)) dead.push_back(*std::move(json));
+    if (auto json = DeadJson(mount.source, mount.mountpoint, facts))
+      dead.push_back(*std::move(json));
   }
   if (!only.empty()) return dead;
   for (const DaemonFacts& facts : records) {  // of daemons without a mount
@@ -221,18 +227,20 @@ void PrintServed(const Json& status) {
   const Json errors = status.value("recent_errors", Json::array());
   const size_t first = errors.size() > 3 ? errors.size() - 3 : 0;
   for (size_t i = first; i < errors.size(); ++i) {
-    fmt::print("  error: {}\n", Printable(errors[i].is_string() ? errors[i].get<std::string>() : ""));
+    fmt::print("  error: {}\n",
+               Printable(errors[i].is_string() ? errors[i].get<std::string>() : ""));
   }
 }
 
 // A mount that no job has saved through so far says nothing of it.
 bool AnySnapshots(const Json& status) {
   const Json snapshots = status.value("snapshots", Json::object());
-  const char* const counters[] = {"ranks",   "arena_bytes", "incoming", "waiting",
+  const char* const counters[] = {"ranks",   "arena_bytes", "incoming",  "waiting",
                                   "durable", "dropped",     "full_drops"};
   return std::any_of(std::begin(counters), std::end(counters),
                      [&](const char* counter) { return Number(snapshots, counter) != 0; }) ||
-         snapshots.contains("peers") || Number(snapshots.value("spool", Json::object()), "saves") != 0;
+         snapshots.contains("peers") ||
+         Number(snapshots.value("spool", Json::object()), "saves") != 0;
 }
 
 // The directory of a job, and what is not whole in it.
@@ -247,7 +255,8 @@ void PrintFollow(const Json& follow) {
     const char* const state = step.value("left_behind", false) ? "died:"
                               : step.value("refused", false)   ? "cannot be adopted:"
                                                                : "not whole yet:";
-    fmt::print("    {} {}: {}\n", state, Printable(step.value("id", "")), Printable(step.value("why", "")));
+    fmt::print("    {} {}: {}\n", state, Printable(step.value("id", "")),
+               Printable(step.value("why", "")));
   }
 }
 
@@ -261,7 +270,8 @@ void PrintMount(const Json& mount, bool verbose) {
     const uint64_t count = Number(steps, "steps");
     const uint64_t lives = Number(steps, "lives");
     fmt::print("  run {}: {} step{}{}, latest {}\n", Printable(run), count, count == 1 ? "" : "s",
-               lives > 1 ? StrCat(" of ", lives, " lives") : "", Printable(steps.value("latest", "")));
+               lives > 1 ? StrCat(" of ", lives, " lives") : "",
+               Printable(steps.value("latest", "")));
   }
   for (const Json& follow : status.value("following", Json::array())) PrintFollow(follow);
   if (status.contains("requests")) PrintServed(status);
@@ -298,8 +308,9 @@ Status RunStatus(const StatusFlags& options) {
 
 void AddStatusCommand(CommandSet& commands) {
   auto options = std::make_shared<StatusFlags>();
-  Command& command = commands.Add("status", "Show whether mounts are alive, and what they have "
-                                            "served");
+  Command& command = commands.Add("status",
+                                  "Show whether mounts are alive, and what they have "
+                                  "served");
   AddLiveOptions(command, options->live);
   command.Add("--verbose", options->verbose, "Every counter, and how recent files were served");
   AddJsonOption(command, options->json);

@@ -25,11 +25,11 @@ constexpr int kBarWidth = 40;
 void Draw(const std::string& what, const JobProgress& progress) {
   // Bytes that are read or written, and nothing else; a part that is done again counts once.
   const bool done = progress.items_done == progress.items_total;
-  const uint64_t bytes = done ? progress.bytes_total
-                              : std::min(progress.bytes_done, progress.bytes_total);
-  const double share = progress.bytes_total == 0 ? (done ? 1.0 : 0.0)
-                                                 : static_cast<double>(bytes) /
-                                                       static_cast<double>(progress.bytes_total);
+  const uint64_t bytes =
+      done ? progress.bytes_total : std::min(progress.bytes_done, progress.bytes_total);
+  const double share = progress.bytes_total == 0
+                           ? (done ? 1.0 : 0.0)
+                           : static_cast<double>(bytes) / static_cast<double>(progress.bytes_total);
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(kBarWidth - filled), ' ');
@@ -197,8 +197,8 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   if (loaded.refused.empty()) return std::move(loaded.step);
   // An older step is not what was asked for.
   Error error = std::move(loaded.refused.front());
-  return Fail(std::move(error).Needing(StrCat("name the directory of the step that is meant, such as ",
-                                              loaded.step->record.source)));
+  return Fail(std::move(error).Needing(StrCat(
+      "name the directory of the step that is meant, such as ", loaded.step->record.source)));
 }
 
 Result<std::string> OnlyStep(const std::string& given, const std::string& store_path) {

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/blob/blob_reader.h"
 #include "core/base/work_list.h"
+#include "core/blob/blob_reader.h"
 #include "core/store/store.h"
 #include "formats/tools/model_files.h"
-#include "mount/daemon/adoption.h"
 #include "mount/commands/command.h"
+#include "mount/daemon/adoption.h"
 
 namespace ckptfs {
 
@@ -30,9 +30,9 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words);
 // --hf-config DIR: model files for steps that do not have a config.json.
 void AddModelFilesOption(Command& command, std::string& directory);
 Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
-// The directory whose model files a command takes: `given`, or else the one that a live mount of the
-// store (at `mountpoint`, if that is not empty) was given, so that both say the same.  Empty if there
-// is none, or if mounts were given several.
+// The directory whose model files a command takes: `given`, or else the one that a live mount of
+// the store (at `mountpoint`, if that is not empty) was given, so that both say the same.  Empty if
+// there is none, or if mounts were given several.
 std::string ModelFilesOfMounts(const std::string& given, const std::string& store,
                                const std::string& mountpoint = "");
 
@@ -60,7 +60,7 @@ struct LoadedSubject {
   std::shared_ptr<const Step> step;
   std::vector<std::string> skipped;  // "global_step20: incomplete: ..."
   std::vector<Error> refused;
-  std::vector<StepRecord> steps;     // of the run, oldest first; none unless it was asked for
+  std::vector<StepRecord> steps;  // of the run, oldest first; none unless it was asked for
 };
 Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::string& store,
                                     const IngestRequest& request);

@@ -62,7 +62,8 @@ std::vector<uint32_t> PipelineStages(const StepModel& model, const Parameter& pa
 }  // namespace
 
 void AddTensorChoice(Command& command, TensorChoice& choice) {
-  command.Add("PARAM", choice.parameter, "Only this parameter, or those that a pattern with * matches")
+  command
+      .Add("PARAM", choice.parameter, "Only this parameter, or those that a pattern with * matches")
       .Offers(kOfferNothing);
   command.Add("--kind", choice.kind, "Only this state: weight, master, exp_avg, ...").Value("KIND");
 }
@@ -74,7 +75,8 @@ bool Chooses(const TensorChoice& choice, const std::string& name, const std::str
 }
 
 Result<std::vector<AtomIndex>> ChooseAtoms(const StepModel& model, const TensorChoice& choice) {
-  const auto alias = choice.parameter.empty() ? std::nullopt : model.FindParameter(choice.parameter);
+  const auto alias =
+      choice.parameter.empty() ? std::nullopt : model.FindParameter(choice.parameter);
   std::vector<AtomIndex> atoms;
   for (size_t i = 0; i < model.atoms.size(); ++i) {
     const Atom& atom = model.atoms[i];
@@ -119,7 +121,8 @@ Json HolderJson(const StepModel& model, const Atom& atom) {
 }
 
 std::string HolderText(const Json& holder) {
-  if (holder["cast_of"].is_string()) return StrCat("cast of ", holder["cast_of"].get<std::string>());
+  if (holder["cast_of"].is_string())
+    return StrCat("cast of ", holder["cast_of"].get<std::string>());
   std::string text = holder.value("tensor_ranks", "");
   const auto add = [&](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
   const Json& stages = holder["stages"];
@@ -131,7 +134,8 @@ std::string HolderText(const Json& holder) {
     add(stages.size() > kStagesTold ? list + ", ..." : list);
   }
   const auto copies = holder.value("copies", size_t{0});
-  if (copies > 1) add(StrCat(holder.value("averaged", false) ? "average of " : "", copies, " copies"));
+  if (copies > 1)
+    add(StrCat(holder.value("averaged", false) ? "average of " : "", copies, " copies"));
   const auto files = holder.value("files", size_t{0});
   if (files == 0) add("in the index");
   if (files == 1) add(holder.value("file", ""));

@@ -45,17 +45,17 @@ nlohmann::json MoveOne(const Move& move, const std::string& reply) {
   if (from.empty()) return told;
   told["from"] = from;
   if (from == to) return told;
-  told["users"] = UsersJson(
-      FindMountUsers(StrCat(move.mount.mountpoint, "/run/", run, "/step/", id)));
+  told["users"] =
+      UsersJson(FindMountUsers(StrCat(move.mount.mountpoint, "/run/", run, "/step/", id)));
   return told;
 }
 
 void PrintMove(const nlohmann::json& told) {
   const std::string from = told["from"].is_string() ? told["from"].get<std::string>() : "nothing";
   const std::string to = told.value("to", "");
-  fmt::print("{}: /view: {}\n", Printable(told.value("mountpoint", "")),
-             Printable(from == to ? StrCat(to, " (it showed that already)")
-                                  : StrCat(from, " -> ", to)));
+  fmt::print(
+      "{}: /view: {}\n", Printable(told.value("mountpoint", "")),
+      Printable(from == to ? StrCat(to, " (it showed that already)") : StrCat(from, " -> ", to)));
   for (const auto& user : told["users"]) {
     fmt::print("  {} (pid {}) goes on with {} of {}\n", Printable(user.value("name", "")),
                user.value("pid", 0), Counted(user["files"].size(), "file"), Printable(from));

@@ -50,14 +50,16 @@ std::vector<std::string> OtherPlaces(const std::string& device) {
 // if none is seen.  The kernel ends the daemon with the last of its mounts.
 std::string StillServed(const std::string& device) {
   if (const auto places = OtherPlaces(device); !places.empty()) {
-    return StrCat(places.front(), " shows the same mount: the daemon serves it until that is "
-                                  "unmounted, too");
+    return StrCat(places.front(),
+                  " shows the same mount: the daemon serves it until that is "
+                  "unmounted, too");
   }
   const std::vector<MountUser> holders = FindMountHolders(device);
   if (holders.empty()) return "";
   const bool one = holders.size() == 1;
   return StrCat(DescribeUsers(holders), one ? " has" : " have", " it in a mount namespace of ",
-                one ? "its" : "their", " own: the daemon serves ", one ? "it until it ends" : "them until they end");
+                one ? "its" : "their", " own: the daemon serves ",
+                one ? "it until it ends" : "them until they end");
 }
 
 bool HasEnded(const Descriptor& daemon, int milliseconds) {
@@ -69,7 +71,8 @@ bool HasEnded(const Descriptor& daemon, int milliseconds) {
 Status WaitForDaemon(const Descriptor& daemon, const MountEntry& mount) {
   if (!daemon.valid() || HasEnded(daemon, kSoonMilliseconds)) return {};
   if (const std::string why = StillServed(mount.device); !why.empty()) {
-    fmt::print(stderr, "ckptfs: {}: unmounted here; {}\n", Printable(mount.mountpoint), Printable(why));
+    fmt::print(stderr, "ckptfs: {}: unmounted here; {}\n", Printable(mount.mountpoint),
+               Printable(why));
     return {};
   }
   if (HasEnded(daemon, kEndMilliseconds)) return {};
@@ -96,8 +99,9 @@ Status Busy(const std::string& path, Error error) {
   }
   const std::vector<MountUser> users = FindMountUsers(path);
   if (users.empty()) {
-    error.message += "; none of the processes that this user may look at has them open (root sees "
-                     "all)";
+    error.message +=
+        "; none of the processes that this user may look at has them open (root sees "
+        "all)";
   } else {
     error.message = StrCat(path, ": in use by ", DescribeUsers(users),
                            "; end them, or `ckptfs umount --lazy ", path, "`");

@@ -57,9 +57,10 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
                Counted(report.unsummed_blobs, "file"), Printable(report.unsummed));
   }
   if (report.changed_notes > 0) {
-    fmt::print("note: {} beside the step changed: {}; views do not read them; "
-               "`adopt --refresh` takes them as they are\n", Counted(report.changed_notes, "file"),
-               Printable(report.changed_note));
+    fmt::print(
+        "note: {} beside the step changed: {}; views do not read them; "
+        "`adopt --refresh` takes them as they are\n",
+        Counted(report.changed_notes, "file"), Printable(report.changed_note));
   }
   if (report.weights_skipped > 0) {
     fmt::print(
@@ -67,10 +68,10 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
         "as weights from before the first optimizer step, such as {}\n",
         Counted(report.weights_skipped, "weight"), report.skipped);
   }
-  fmt::print(
-      "{} ({}) read, {} compared with checksums, {} compared, {} compared with masters",
-      Counted(report.blobs, "file"), HumanBytes(report.blob_bytes), HumanBytes(report.summed_bytes),
-      Counted(report.atoms_compared, "replicated tensor"), Counted(report.weights_compared, "weight"));
+  fmt::print("{} ({}) read, {} compared with checksums, {} compared, {} compared with masters",
+             Counted(report.blobs, "file"), HumanBytes(report.blob_bytes),
+             HumanBytes(report.summed_bytes), Counted(report.atoms_compared, "replicated tensor"),
+             Counted(report.weights_compared, "weight"));
   if (options.finite) {
     fmt::print(", {} checked for NaN and infinity", Counted(report.atoms_finite, "tensor"));
   }

@@ -31,7 +31,8 @@ void Print(const std::string& mountpoint, const std::string& text) {
   auto result = nlohmann::json::parse(text, nullptr, false);
   if (!result.is_object()) result = nlohmann::json::object();
   fmt::print("{}: {}, {} in memory\n", Printable(mountpoint),
-             Counted(result.value("files", uint64_t{0}), "file"), HumanBytes(result.value("bytes", uint64_t{0})));
+             Counted(result.value("files", uint64_t{0}), "file"),
+             HumanBytes(result.value("bytes", uint64_t{0})));
   for (const auto& [reason, files] : result["skipped"].items()) {
     fmt::print("  {} not filled: {}\n", Counted(files.get<uint64_t>(), "file"), Printable(reason));
   }
@@ -40,8 +41,8 @@ void Print(const std::string& mountpoint, const std::string& text) {
 Status RunWarm(const WarmFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseAnswering(options.live));
   for (const LiveMount& mount : mounts) {
-    const auto done =
-        AskDaemon(mount, "warm", {{"layout", options.layout}, {"prefix", options.path}}, Patience{0});
+    const auto done = AskDaemon(
+        mount, "warm", {{"layout", options.layout}, {"prefix", options.path}}, Patience{0});
     if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
     Print(mount.mountpoint, *done);
   }

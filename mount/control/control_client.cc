@@ -41,8 +41,10 @@ Result<Json> Ask(const Descriptor& socket, const std::string& path, const Json& 
       SendMessage(socket.get(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.get(), kMaxReply));
   Json reply = Json::parse(text, nullptr, false);
-  if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon's answer is not a JSON "
-                                                            "object");
+  if (!reply.is_object())
+    return Fail(ErrorCode::kInternal,
+                "the daemon's answer is not a JSON "
+                "object");
   if (reply.value("ok", false)) return reply["result"];
   return Fail(ErrorCodeNamed(reply.value("code", "")), reply.value("message", "no reason given"));
 }
@@ -109,8 +111,8 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
   return result.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
-                              const std::string& id, const std::string& layout) {
+Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run, const std::string& id,
+                              const std::string& layout) {
   Descriptor socket = NewSocket(kAnswer);
   const Json request{
       {"op", "read"}, {"run", Utf8OfBytes(run)}, {"id", Utf8OfBytes(id)}, {"layout", layout}};
@@ -154,8 +156,9 @@ std::vector<std::string> RefreshDaemons(std::string_view store, std::span<const 
     if (!done) failures.push_back(StrCat(mount.mountpoint, ": ", done.error().message));
   }
   for (const DaemonFacts& daemon : SilentDaemons(store, mounts)) {
-    failures.push_back(StrCat(DescribeSilent(daemon), "; it will see the change when it answers "
-                                                      "again"));
+    failures.push_back(StrCat(DescribeSilent(daemon),
+                              "; it will see the change when it answers "
+                              "again"));
   }
   return failures;
 }

@@ -53,8 +53,8 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
 
 // A connection that answers as step_answers.h says, of a step that the daemon has in
 // memory.  kNotFound if it has none such.
-Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
-                              const std::string& id, const std::string& layout);
+Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run, const std::string& id,
+                              const std::string& layout);
 
 // Tell all daemons on `store` that it changed, and in which steps if those are
 // known; failures are only worth a line.

@@ -144,8 +144,10 @@ Status ControlServer::BeginReading(const Json& request, Descriptor& connection) 
 
 std::string ControlServer::Answer(const std::string& text, Descriptor& connection) {
   const Json request = Json::parse(text, nullptr, false);
-  if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "the request is not a JSON "
-                                                                      "object"});
+  if (!request.is_object())
+    return Refusal(Error{ErrorCode::kInvalid,
+                         "the request is not a JSON "
+                         "object"});
   const std::string operation = Text(request, "op");
   if (operation == "hello") {
     return Success(Json{{"store", Utf8OfBytes(store_)},

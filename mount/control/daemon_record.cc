@@ -75,9 +75,15 @@ std::optional<DaemonFacts> Read(const std::string& path) {
   const auto number = [&](const char* key) {
     return json.contains(key) && json[key].is_number_integer() ? json[key].get<int64_t>() : 0;
   };
-  DaemonFacts facts{word("store"),   word("mountpoint"),   static_cast<int>(number("pid")),
-                    word("version"), number("started_ns"), word("log"),
-                    word("again"),   0,                    number("start_ticks")};
+  DaemonFacts facts{word("store"),
+                    word("mountpoint"),
+                    static_cast<int>(number("pid")),
+                    word("version"),
+                    number("started_ns"),
+                    word("log"),
+                    word("again"),
+                    0,
+                    number("start_ticks")};
   facts.seen_ns = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
   return facts;
 }
@@ -89,10 +95,15 @@ Result<std::unique_ptr<DaemonRecord>> DaemonRecord::Write(const std::string& sto
                                                           const std::string& log,
                                                           const std::string& again) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, PathOf(store, mountpoint, ::getpid(), true));
-  Json json = {{"store", store},           {"mountpoint", mountpoint}, {"pid", ::getpid()},
-               {"version", CKPTFS_VERSION}, {"started_ns", Now()},      {"log", log},
+  Json json = {{"store", store},
+               {"mountpoint", mountpoint},
+               {"pid", ::getpid()},
+               {"version", CKPTFS_VERSION},
+               {"started_ns", Now()},
+               {"log", log},
                {"start_ticks", StartTicks(::getpid())}};
-  if (again.size() < kMaxRecord / 4) json["again"] = again;  // of thousands of words nobody types one
+  if (again.size() < kMaxRecord / 4)
+    json["again"] = again;  // of thousands of words nobody types one
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   ::unlink(path.c_str());  // a predecessor's, which was killed
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -104,7 +115,8 @@ Result<std::unique_ptr<DaemonRecord>> DaemonRecord::Write(const std::string& sto
 }
 
 DaemonRecord::~DaemonRecord() {
-  struct stat own {}, there {};
+  struct stat own {
+  }, there{};
   if (::fstat(file_.get(), &own) != 0 || ::stat(path_.c_str(), &there) != 0) return;
   if (own.st_ino == there.st_ino && own.st_dev == there.st_dev) ::unlink(path_.c_str());
 }
@@ -123,9 +135,8 @@ std::vector<DaemonFacts> FindDaemonRecords(std::string_view store) {
     if (!store.empty() && !name.starts_with(SocketPrefix(store))) continue;
     if (auto facts = Read(entry->path())) found.push_back(*std::move(facts));
   }
-  std::sort(found.begin(), found.end(), [](const DaemonFacts& a, const DaemonFacts& b) {
-    return a.mountpoint < b.mountpoint;
-  });
+  std::sort(found.begin(), found.end(),
+            [](const DaemonFacts& a, const DaemonFacts& b) { return a.mountpoint < b.mountpoint; });
   return found;
 }
 

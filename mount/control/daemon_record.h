@@ -53,7 +53,8 @@ class DaemonRecord {
   void Beat() const;
 
  private:
-  DaemonRecord(std::string path, Descriptor file) : path_(std::move(path)), file_(std::move(file)) {}
+  DaemonRecord(std::string path, Descriptor file)
+      : path_(std::move(path)), file_(std::move(file)) {}
   const std::string path_;
   // Open as long as the record is there: so no successor's file gets its inode number.
   const Descriptor file_;

@@ -37,7 +37,8 @@ Result<uint64_t> SpanOf(const StoredTensor& tensor) {
   uint64_t last = 0;
   for (size_t d = 0; d < tensor.shape.size(); ++d) {
     if (tensor.shape[d] == 0) return uint64_t{0};
-    CKPT_ASSIGN_OR_RETURN(const uint64_t way, CheckedMul(tensor.shape[d] - 1, tensor.strides[d], "a tensor's span"));
+    CKPT_ASSIGN_OR_RETURN(const uint64_t way,
+                          CheckedMul(tensor.shape[d] - 1, tensor.strides[d], "a tensor's span"));
     CKPT_ASSIGN_OR_RETURN(last, CheckedAdd(last, way, "a tensor's span"));
   }
   return CheckedAdd(last, 1, "a tensor's span");

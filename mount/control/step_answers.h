@@ -3,8 +3,9 @@
 // StepAnswers answers a program that has no mount, request by request (`ckptfs read`):
 //
 //     request = "file" SP offset SP length SP path LF      bytes of a file of the view
-//             | "step" LF                                  groups, documents, which states were numbers, as JSON
-//             | "tensor" SP document SP tensor LF          bytes of a document's tensor
+//             | "step" LF                                  groups, documents, which states were
+//             numbers, as JSON | "tensor" SP document SP tensor LF          bytes of a document's
+//             tensor
 //     reply   = count LF count bytes | "-" text LF         the text says why not
 //
 // Numbers are decimal.  A file's reply is short at its end alone; it has at most

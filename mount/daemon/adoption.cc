@@ -13,8 +13,8 @@
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
 #include "formats/families/shipped.h"
-#include "formats/tools/model_files.h"
 #include "formats/registry.h"
+#include "formats/tools/model_files.h"
 #include "formats/tools/recognise.h"
 #include "mount/fuse/mount_table.h"
 #include "mount/options.h"
@@ -37,9 +37,10 @@ Result<std::string> ResolveFamily(const std::string& wanted, FamilySet& families
   if (wanted.empty()) return wanted;
   if (!is_file) {
     if (families.Find(wanted) != nullptr) return wanted;
-    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": no family of this name is "
-                                                                  "shipped; a file needs a '/' or "
-                                                                  ".toml"));
+    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted,
+                                             ": no family of this name is "
+                                             "shipped; a file needs a '/' or "
+                                             ".toml"));
   }
   auto name = families.AddFile(wanted);
   if (!name) return Fail(std::move(name).error().WithContext("--family"));
@@ -59,8 +60,9 @@ Result<std::vector<std::string>> ReadOrder(const std::string& path) {
     return Fail(ErrnoError(error != 0 ? error : EIO, StrCat("--parameter-order ", path)));
   }
   if (!names.empty()) return names;
-  return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": the file does not hold "
-                                                                      "names"));
+  return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path,
+                                          ": the file does not hold "
+                                          "names"));
 }
 
 // The sizes of a config.json that the user gives.
@@ -103,9 +105,10 @@ Status CheckNoMountOf(const std::string& store, const std::string& path) {
   for (const MountEntry& mount : mounts) {
     if (mount.device != device || mount.type != "fuse.ckptfs") continue;
     if (mount.source != store) continue;
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat(path, ": lies in a mount of this very store, which cannot refer to itself")}
-                    .Needing("adopt the original checkpoint, or give --copy"));
+    return Fail(
+        Error{ErrorCode::kUnsupported,
+              StrCat(path, ": lies in a mount of this very store, which cannot refer to itself")}
+            .Needing("adopt the original checkpoint, or give --copy"));
   }
   return {};
 }
@@ -183,13 +186,15 @@ Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest
 Result<AdoptReport> AdoptRequested(StoreForAdoption& store, const AdoptRequest& request) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
-  CKPT_ASSIGN_OR_RETURN(const AdoptOptions options, AdoptOptionsOf(store.directory(), request, families));
+  CKPT_ASSIGN_OR_RETURN(const AdoptOptions options,
+                        AdoptOptionsOf(store.directory(), request, families));
   if (request.ownership == Ownership::kLink) {  // before a store is made
     CKPT_RETURN_IF_ERROR(CheckLinks(store.directory(), path));
   }
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-  return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, place, sources, options);
+  return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, place, sources,
+                    options);
 }
 
 }  // namespace ckptfs

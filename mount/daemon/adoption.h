@@ -22,22 +22,22 @@ namespace ckptfs {
 // How a user asks for names and rules of what is read (adopt, info, explain).
 struct IngestRequest {
   std::string path;
-  std::string family;                     // a name or a file of rules
-  std::vector<std::string> family_set;    // "name=value"
-  std::string hf_config;                  // a directory with a config.json, for steps without one
-  std::vector<std::string> replicated;    // regular expressions
+  std::string family;                   // a name or a file of rules
+  std::vector<std::string> family_set;  // "name=value"
+  std::string hf_config;                // a directory with a config.json, for steps without one
+  std::vector<std::string> replicated;  // regular expressions
   std::vector<std::string> averaged;
-  bool weights_only = false;              // optimizer files may be gone
-  std::string parameter_order;            // a file of names
-  std::string model;                      // a key of a saved state
+  bool weights_only = false;    // optimizer files may be gone
+  std::string parameter_order;  // a file of names
+  std::string model;            // a key of a saved state
 };
 
 struct AdoptRequest {
   IngestRequest ingest;
   std::string name;  // of the run; empty: the save directory's base name
   Ownership ownership = Ownership::kReference;
-  bool pack = true;   // small pieces into a side blob
-  bool check = true;  // a sample of the weights against their masters
+  bool pack = true;      // small pieces into a side blob
+  bool check = true;     // a sample of the weights against their masters
   bool refresh = false;  // replace a step that changed
   std::string require;   // "optimizer": refuse a step without it; "": nothing
 };

@@ -9,8 +9,8 @@
 #include "core/base/strings.h"
 #include "mount/control/control_server.h"
 #include "mount/control/daemon_record.h"
-#include "mount/logging.h"
 #include "mount/daemon/process_setup.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 namespace {
@@ -58,9 +58,12 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }
   const std::string log = LogTarget(request.log, path, "daemon");
-  Log(LogLevel::kInfo, StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ",
-                              path, service.receiving() ? "" : "; this one waits until it "
-                                                               "ends", "; log: ", log));
+  Log(LogLevel::kInfo,
+      StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ", path,
+             service.receiving() ? ""
+                                 : "; this one waits until it "
+                                   "ends",
+             "; log: ", log));
   MoveLog(log);
   const auto record = DaemonRecord::Write(path, "", log, request.again);
   if (!record) Log(LogLevel::kWarning, record.error().message);

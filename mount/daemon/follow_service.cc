@@ -34,9 +34,10 @@ Status CheckDirectory(const std::string& path) {
     const std::string above = std::filesystem::path(path).parent_path();
     if (error != ENOENT) return Fail(ErrnoError(error, path));
     if (::stat(above.c_str(), &info) != 0) {
-      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": does not exist, and neither "
-                                                           "does ", above,
-                                                    ", which should contain it")}
+      return Fail(Error{ErrorCode::kNotFound, StrCat(path,
+                                                     ": does not exist, and neither "
+                                                     "does ",
+                                                     above, ", which should contain it")}
                       .Needing("make that directory first, or correct the path"));
     }
   }
@@ -65,7 +66,8 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
       new FollowService(store, std::move(hooks), std::move(watch)));
   CKPT_ASSIGN_OR_RETURN(service->families_, ShippedFamilies());
   Follower::Options options;
-  CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store.directory(), request, service->families_));
+  CKPT_ASSIGN_OR_RETURN(options.adopt,
+                        AdoptOptionsOf(store.directory(), request, service->families_));
   service->run_ = RunNameOf(request.name, path, options.adopt.hints.names).value_or("");
   service->sources_ = MakeSources();
   service->follower_ =
@@ -142,14 +144,15 @@ std::string FollowService::StatusJson() const {
   Json waiting = Json::array();
   for (const Follower::Waiting& step : waiting_) {
     if (waiting.size() == kShown) break;
-    waiting.push_back({{"id", step.id}, {"why", step.why}, {"left_behind", step.left_behind}, {"refused", step.refused}});
+    waiting.push_back({{"id", step.id},
+                       {"why", step.why},
+                       {"left_behind", step.left_behind},
+                       {"refused", step.refused}});
   }
-  return Json{{"path", follower_->directory()},
-              {"run", run_},
-              {"by", hears_ ? "events" : "polling"},
-              {"adopted", adopted_},
-              {"waiting", std::move(waiting)},
-              {"idle", idle_.empty() ? Json(nullptr) : Json(idle_)}}
+  return Json{
+      {"path", follower_->directory()},      {"run", run_},
+      {"by", hears_ ? "events" : "polling"}, {"adopted", adopted_},
+      {"waiting", std::move(waiting)},       {"idle", idle_.empty() ? Json(nullptr) : Json(idle_)}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/follow/follow.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/follow/follow.h"
 #include "core/io/tree_watch.h"
 #include "core/model/family.h"
 #include "core/store/store.h"
@@ -31,7 +31,7 @@ class FollowService {
   struct Hooks {
     std::function<void(const std::vector<StepRecord>&)> adopted;    // never empty
     std::function<void(const std::vector<StepRecord>&)> withdrawn;  // never empty
-    std::function<void(std::string_view)> say;                    // one line for the log
+    std::function<void(std::string_view)> say;                      // one line for the log
   };
 
   // Success if there is a directory to follow and, with --link, its files can be linked into the
@@ -54,7 +54,8 @@ class FollowService {
   void Run();    // until Stop
   void Stop();
   // {"path", "run", "by": "events" | "polling", "adopted": number, "waiting": [{"id", "why",
-  // "left_behind", "refused"}], "idle": why nothing was adopted so far, or null}: the first hundred of those.
+  // "left_behind", "refused"}], "idle": why nothing was adopted so far, or null}: the first hundred
+  // of those.
   std::string StatusJson() const;
 
  private:

@@ -37,8 +37,9 @@ class LockedFile {
     file.address_ = address;
     file.bytes_ = bytes;
     if (::mlock(address, bytes) == 0) return file;
-    return Fail(ErrorCode::kExhausted,
-                StrCat(path, ": its ", bytes, " bytes may not be locked in memory (RLIMIT_MEMLOCK)"));
+    return Fail(
+        ErrorCode::kExhausted,
+        StrCat(path, ": its ", bytes, " bytes may not be locked in memory (RLIMIT_MEMLOCK)"));
   }
 
  private:
@@ -121,8 +122,7 @@ std::string HotSteps::StatusJson() const {
   MutexLock lock(mutex_);
   uint64_t bytes = 0;
   for (const KeptPtr& kept : kept_) bytes += kept->bytes;
-  const nlohmann::json status{
-      {"steps", kept_.size()}, {"bytes", bytes}, {"why_not", why_not_}};
+  const nlohmann::json status{{"steps", kept_.size()}, {"bytes", bytes}, {"why_not", why_not_}};
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -27,19 +27,19 @@
 #include "mount/control/control_server.h"
 #include "mount/control/daemon_record.h"
 #include "mount/daemon/follow_service.h"
-#include "mount/fuse/fuse_session.h"
-#include "mount/logging.h"
-#include "mount/fuse/mount_table.h"
 #include "mount/daemon/mountpoint_claim.h"
 #include "mount/daemon/process_setup.h"
 #include "mount/daemon/snapshot_service.h"
+#include "mount/fuse/fuse_session.h"
+#include "mount/fuse/mount_table.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 namespace {
 
 // Other nodes publish into a shared store.
 constexpr int kRefreshMilliseconds = 1000 * DaemonRecord::kBeatSeconds;
-constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
+constexpr unsigned kCapSysAdmin = 21;  // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
@@ -79,7 +79,8 @@ struct Daemon {
   // Their copies are finished after the mount has gone.
   std::vector<std::unique_ptr<FollowService>> follows;
   std::set<std::string> adopted;  // "run/id", by this mount: their files are there
-  std::atomic<bool> awaits_view = false;  // it is known of which run, and none of its steps is there
+  std::atomic<bool> awaits_view =
+      false;  // it is known of which run, and none of its steps is there
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
@@ -103,9 +104,10 @@ bool MayPassThrough() {
 Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
   if (!entry || entry->type != "fuse.ckptfs") return entry;
-  return Fail(ErrorCode::kExists,
-              StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; run `ckptfs "
-                                                                  "umount ", path, "` first"));
+  return Fail(ErrorCode::kExists, StrCat(path, ": a ckptfs mount of ", entry->source,
+                                         " is there already; run `ckptfs "
+                                         "umount ",
+                                         path, "` first"));
 }
 
 Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
@@ -126,15 +128,16 @@ Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
   if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
   if (!entry && !request.nonempty && !std::filesystem::is_empty(path, error) && !error) {
     return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": not empty, and the mount would hide its files; name the mount "
-                             "point last "
-                             "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or give --nonempty"));
+                StrCat(path,
+                       ": not empty, and the mount would hide its files; name the mount "
+                       "point last "
+                       "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or give --nonempty"));
   }
-  for (const auto& [what, below] : {std::pair("store", request.store),
-                                    std::pair("spool", request.snapshots.spool)}) {
+  for (const auto& [what, below] :
+       {std::pair("store", request.store), std::pair("spool", request.snapshots.spool)}) {
     if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": the ", what, " ", below,
-                                            " must not lie under the mount point"));
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": the ", what, " ", below, " must not lie under the mount point"));
   }
   return {};
 }
@@ -240,7 +243,8 @@ std::string DescribeView(const MountRequest& request, const Daemon& daemon,
                          const Result<std::string>& target) {
   if (target) return StrCat("view -> ", *target);
   if (target.error().code != ErrorCode::kNotFound) return StrCat("view: ", target.error().message);
-  if (request.run || request.step || daemon.awaits_view) return "no view yet: it appears when its step is adopted";
+  if (request.run || request.step || daemon.awaits_view)
+    return "no view yet: it appears when its step is adopted";
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
@@ -293,8 +297,8 @@ void WarnIfGone(const Shown& shown) {
       StrCat("view: the files of ", shown.name, ", adopted from ", shown.record.source,
              ", are no longer there (", sources.reason,
              "): its training was removed or began again, and reads of it fail; "
-             "`ckptfs remove --force ", shown.name,
-             "` forgets it, `ckptfs switch` shows another step"));
+             "`ckptfs remove --force ",
+             shown.name, "` forgets it, `ckptfs switch` shows another step"));
 }
 
 void WarnOfShown(const MountRequest& request, const Daemon& daemon,
@@ -386,7 +390,8 @@ Status AskMount(const std::string& mountpoint) {
   }
   if (child < 0) {  // no more processes for this user: no reason not to serve
     Log(LogLevel::kWarning, StrCat("the new mount is not "
-                                   "tested: ", ErrnoError(errno, "fork").message));
+                                   "tested: ",
+                                   ErrnoError(errno, "fork").message));
     return {};
   }
   int ended = 0;
@@ -409,10 +414,10 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
   std::function<std::string()> following;
   if (!daemon.follows.empty()) following = [&daemon] { return FollowsJson(daemon); };
-  auto control =
-      ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
-                           [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
-                           daemon.catalogue.get(), std::move(following), request.hf_config);
+  auto control = ControlServer::Start(
+      request.store, request.mountpoint, daemon.filesystem.get(),
+      [raw = daemon.snapshots.get()] { return raw->StatusJson(); }, daemon.catalogue.get(),
+      std::move(following), request.hf_config);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {

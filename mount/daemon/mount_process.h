@@ -32,17 +32,17 @@ struct MountRequest {
   std::string hf_config;             // the directory they were read from; empty: none
   RootMap roots;
   std::optional<ServingMode> mode;
-  uint64_t budget_bytes = 0;        // 0: the filesystem's default
+  uint64_t budget_bytes = 0;              // 0: the filesystem's default
   std::optional<uint64_t> reserve_bytes;  // absent: the filesystem's default
-  SnapshotRequest snapshots;  // but for its store
-  uint64_t read_ahead_kib = 16384;  // 0: leave the kernel's
+  SnapshotRequest snapshots;              // but for its store
+  uint64_t read_ahead_kib = 16384;        // 0: leave the kernel's
   unsigned threads = 0;
   bool clone_fd = false;
   bool allow_other = false;
   bool mkdir = false;
   bool nonempty = false;  // the mount point may have files in it, which are hidden
-  std::string again;  // the command that makes this mount, for a shell
-  std::string log;  // "stderr", "syslog", a file; empty: <store>/log/...
+  std::string again;      // the command that makes this mount, for a shell
+  std::string log;        // "stderr", "syslog", a file; empty: <store>/log/...
 };
 
 // `ready` is called once when the mount answers; then returns when it ended.

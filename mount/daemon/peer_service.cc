@@ -25,8 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kQuietLook{10};  // at what does not change
-constexpr std::chrono::seconds kPeerPatience{3};    // with a peer that does nothing
+constexpr std::chrono::seconds kQuietLook{10};    // at what does not change
+constexpr std::chrono::seconds kPeerPatience{3};  // with a peer that does nothing
 
 void Warn(std::string_view line) { Log(LogLevel::kWarning, line); }
 
@@ -40,8 +40,8 @@ std::string HostName() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
-// The step of the rank files that daemons hold.  Tensors that did not change lie in files of earlier
-// steps, which the store has.
+// The step of the rank files that daemons hold.  Tensors that did not change lie in files of
+// earlier steps, which the store has.
 Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store) {
   const PreparedPart& part = root->part();
   std::vector<std::string> paths;
@@ -174,7 +174,8 @@ void PeerService::Run() {
       }
       if (stopping_) return;
       const bool quiet = !std::exchange(changed_, false) && shown_.empty() && shelf_.used() == 0;
-      look = !quiet && Clock::now() - looked >= std::min<Clock::duration>(kQuietLook, 2 * hooks_.turn);
+      look =
+          !quiet && Clock::now() - looked >= std::min<Clock::duration>(kQuietLook, 2 * hooks_.turn);
     }
     const Status done = Caught([&]() -> Status {
       if (Clock::now() - searched >= 2 * hooks_.turn) {
@@ -237,7 +238,8 @@ void PeerService::ShowRun(const std::string& run, const std::vector<MemoryAttemp
       const auto shown = shown_.find(run);
       if (shown == shown_.end()) return;
       for (const MemoryAttempt& attempt : attempts) {
-        if (attempt.name.run == run && attempt.Directory() == shown->second.directory) why = attempt.Hindrance();
+        if (attempt.name.run == run && attempt.Directory() == shown->second.directory)
+          why = attempt.Hindrance();
       }
     }
     return Hide(run, why);
@@ -291,7 +293,8 @@ void PeerService::Hide(const std::string& run, const std::string& why) {
   if (const Status told = hooks_.refresh(record); !told) Warn(told.error().message);
 }
 
-void PeerService::ForgetOlder(const std::vector<MemoryAttempt>& attempts, const MemoryAttempt& shown) {
+void PeerService::ForgetOlder(const std::vector<MemoryAttempt>& attempts,
+                              const MemoryAttempt& shown) {
   for (const MemoryAttempt& attempt : attempts) {
     if (attempt.name.run != shown.name.run || !IsEarlier(attempt, shown)) continue;
     for (const auto& [rank, held] : attempt.ranks) (void)shelf_.Remove(attempt.Directory(), rank);
@@ -306,23 +309,23 @@ Result<std::vector<ShownMemoryStep>> PeerService::Answer(const std::string& run)
   const auto shown = shown_.find(run);
   if (shown == shown_.end()) return steps;
   const StepRecord& record = shown->second.record;
-  steps.push_back({run, record.id, record.manifest, shown->second.directory, record.mtime_ns, record.iteration});
+  steps.push_back({run, record.id, record.manifest, shown->second.directory, record.mtime_ns,
+                   record.iteration});
   return steps;
 }
 
 std::string PeerService::StatusJson() const {
-  nlohmann::json status{{"address", self_.address},
-                        {"failure_domain", self_.failure_domain},
-                        {"memory", shelf_.budget()},
-                        {"used", shelf_.used()},
-                        {"links", server_->links()},
-                        {"received_bytes", server_->received_bytes()},
+  nlohmann::json status{{"address", self_.address},   {"failure_domain", self_.failure_domain},
+                        {"memory", shelf_.budget()},  {"used", shelf_.used()},
+                        {"links", server_->links()},  {"received_bytes", server_->received_bytes()},
                         {"rate_limit", request_.rate}};
   status["peers"] = nlohmann::json::parse(pool_->StatusJson(), nullptr, false);
-  if (protector_) status["protect"] = nlohmann::json::parse(protector_->StatusJson(), nullptr, false);
+  if (protector_)
+    status["protect"] = nlohmann::json::parse(protector_->StatusJson(), nullptr, false);
   status["shown"] = nlohmann::json::array();
   MutexLock lock(mutex_);
-  for (const auto& [run, shown] : shown_) status["shown"].push_back(StrCat(run, "/memory/", shown.record.id));
+  for (const auto& [run, shown] : shown_)
+    status["shown"].push_back(StrCat(run, "/memory/", shown.record.id));
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

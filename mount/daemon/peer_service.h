@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PeerService is a daemon's whole business with other machines' memory: it listens for peers, keeps
-// their parts and its own on a shelf, has its own protected (snapshot/landing/protector.h), and shows the
-// newest step that daemons hold together at /run/<run>/memory/<step>.
+// their parts and its own on a shelf, has its own protected (snapshot/landing/protector.h), and
+// shows the newest step that daemons hold together at /run/<run>/memory/<step>.
 //
 // Thread safety: all methods may be called concurrently.  One thread of its own, which looks for
 // peers and for what they hold.
@@ -24,12 +24,12 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/records/node_presence.h"
 #include "core/peer/peer_pool.h"
 #include "core/peer/peer_root.h"
 #include "core/peer/peer_server.h"
 #include "core/peer/placement.h"
 #include "core/peer/tcp_transport.h"
+#include "core/records/node_presence.h"
 #include "core/store/step_catalogue.h"
 #include "snapshot/landing/protector.h"
 
@@ -47,9 +47,9 @@ struct PeerRequest {
 class PeerService {
  public:
   struct Hooks {
-    std::function<Status(const StepRecord&)> refresh;  // a step came or went
+    std::function<Status(const StepRecord&)> refresh;                         // a step came or went
     std::function<std::shared_ptr<const void>(const std::string& name)> say;  // a presence
-    std::chrono::milliseconds turn{2'000};             // between looks at what has changed
+    std::chrono::milliseconds turn{2'000};  // between looks at what has changed
   };
   // `node`: of this daemon's presence.
   static Result<std::unique_ptr<PeerService>> Start(Store& store, StepCatalogue& catalogue,
@@ -97,9 +97,9 @@ class PeerService {
   Mutex look_mutex_;  // one look at a time
   mutable Mutex mutex_;
   CondVar moved_;
-  std::map<std::string, Shown> shown_ GUARDED_BY(mutex_);  // by run
+  std::map<std::string, Shown> shown_ GUARDED_BY(mutex_);       // by run
   std::map<std::string, std::string> said_ GUARDED_BY(mutex_);  // why a run's step is not shown
-  bool changed_ GUARDED_BY(mutex_) = true;                 // the shelf has, or nothing was looked at
+  bool changed_ GUARDED_BY(mutex_) = true;  // the shelf has, or nothing was looked at
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::unique_ptr<PeerServer> server_;
   std::unique_ptr<Protector> protector_;  // null: nothing is protected from here

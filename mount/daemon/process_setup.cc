@@ -42,7 +42,8 @@ Result<Descriptor> SignalDescriptor() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);  // whoever started us may have ignored it: no child could be waited for
+  ::signal(SIGCHLD,
+           SIG_DFL);  // whoever started us may have ignored it: no child could be waited for
   Descriptor signal_events(::signalfd(-1, &signals, SFD_CLOEXEC));
   if (!signal_events.valid()) return Fail(ErrnoError(errno, "signalfd"));
   return signal_events;

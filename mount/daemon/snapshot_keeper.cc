@@ -27,7 +27,8 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
   const SaveBytes* const save = received.save.get();
   AttemptName name = received.name;
   name.life = received.life;
-  const PreparedPart part = save ? save->part() : PreparedPart{std::move(name), received.step, 0, 0, {}};
+  const PreparedPart part =
+      save ? save->part() : PreparedPart{std::move(name), received.step, 0, 0, {}};
   auto memory =
       std::make_shared<MemoryRoot>(StrCat("snapshot ", received.name.run, "/", received.step));
   std::vector<std::string> paths;
@@ -42,11 +43,13 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
       save ? std::shared_ptr<const Root>(received.save) : std::move(memory);
   SourceOptions options;
   options.families = &families;
-  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(WithStoredFiles(own, store, {}), paths, options));
+  CKPT_ASSIGN_OR_RETURN(StepModel model,
+                        ReadRankFiles(WithStoredFiles(own, store, {}), paths, options));
   if (model.iteration != received.step) return Refuse("its files belong to step ", model.iteration);
   std::vector<const std::vector<Digest>*> chunks;
   for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
-  const int64_t time = store.SaveTimeOf(received.name.run, received.name.job, save ? save->part().mtime_ns : NowNs());
+  const int64_t time = store.SaveTimeOf(received.name.run, received.name.job,
+                                        save ? save->part().mtime_ns : NowNs());
   CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
                         KeptFiles::Hold(store, received.name.run, model, paths.size()));
   OwnRankFiles(model, store.blobs(), time, chunks, kept.blobs());
@@ -151,11 +154,13 @@ Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
   if (entered->stored) return entered->record;
   received.files.clear();  // the step has them
   const StepRecord& record = entered->record;
-  auto done = Insist(name, save, [](ErrorCode code) { return code == ErrorCode::kDataLoss; },
-                     [&] {
-                       return catalogue_.Persist(record).map(
-                           [](const StepRecord& stored) { return Entered{stored, true}; });
-                     });
+  auto done = Insist(
+      name, save, [](ErrorCode code) { return code == ErrorCode::kDataLoss; },
+      [&] {
+        return catalogue_.Persist(record).map([](const StepRecord& stored) {
+          return Entered{stored, true};
+        });
+      });
   if (save && save->stays()) return Fail(std::move(done).error());  // it is shown until the end
   if (!done) (void)catalogue_.Release(record);
   Show(record);
@@ -207,9 +212,10 @@ std::optional<SnapshotKeeper::Entered> SnapshotKeeper::Shown(const Save& save) {
 void SnapshotKeeper::Show(const StepRecord& record) {
   const Status shown = refresh_(record);
   if (shown) return;
-  Log(LogLevel::kWarning,
-      StrCat("snapshot ", record.run, "/", record.id, " will be shown "
-                                                      "later: ", shown.error().message));
+  Log(LogLevel::kWarning, StrCat("snapshot ", record.run, "/", record.id,
+                                 " will be shown "
+                                 "later: ",
+                                 shown.error().message));
 }
 
 Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(
@@ -222,9 +228,9 @@ Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(
     if (stored || final(stored.error().code) || last) return stored;
     if (save) spooler_->Fails(*save);
     if (!said) {
-      Log(LogLevel::kWarning, StrCat("snapshot ", name, " stays in ",
-                                     save && save->on_disk() ? "the spool: " : "memory: ",
-                                     stored.error().message));
+      Log(LogLevel::kWarning,
+          StrCat("snapshot ", name, " stays in ",
+                 save && save->on_disk() ? "the spool: " : "memory: ", stored.error().message));
     }
     last = !Pause();
     if (last && save && spooler_->Leave(*save)) return stored;

@@ -23,9 +23,9 @@
 #include "core/commit/world_commit.h"
 #include "core/model/family.h"
 #include "core/store/step_catalogue.h"
-#include "snapshot/receive/rank_session.h"
 #include "snapshot/landing/received_step.h"
 #include "snapshot/landing/spooler.h"
+#include "snapshot/receive/rank_session.h"
 
 namespace ckptfs {
 

@@ -13,8 +13,8 @@
 #include "core/io/root.h"
 #include "core/records/records.h"
 #include "fs/serve/memory_limit.h"
-#include "mount/control/step_json.h"
 #include "mount/control/control_client.h"
+#include "mount/control/step_json.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
@@ -100,7 +100,8 @@ Result<bool> SnapshotService::OpenSpool() {
   options.budget = request_.spool_bytes.value_or(0);
   if (!request_.spool_bytes) {
     struct statvfs room {};
-    if (statvfs(request_.spool.c_str(), &room) == 0) options.budget = room.f_bavail * room.f_frsize / 2;
+    if (statvfs(request_.spool.c_str(), &room) == 0)
+      options.budget = room.f_bavail * room.f_frsize / 2;
     for (const PreparedPart& part : opened->left) options.budget += BytesOf(part);
   }
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
@@ -117,8 +118,8 @@ Status SnapshotService::StartPeers() {
     if (!held) Log(LogLevel::kWarning, held.error().message);
     return held ? *held : nullptr;
   };
-  CKPT_ASSIGN_OR_RETURN(
-      peers_, PeerService::Start(store_, catalogue_, request_.peers, commit_->node(), std::move(hooks)));
+  CKPT_ASSIGN_OR_RETURN(peers_, PeerService::Start(store_, catalogue_, request_.peers,
+                                                   commit_->node(), std::move(hooks)));
   return {};
 }
 
@@ -150,7 +151,8 @@ Status SnapshotService::StartReceiving() {
     if (!found) Log(LogLevel::kWarning, found.error().message);
     return found && found->has_value();
   };
-  options.stream = [this](const std::string& path, uint64_t bytes, std::weak_ptr<const void> owner) {
+  options.stream = [this](const std::string& path, uint64_t bytes,
+                          std::weak_ptr<const void> owner) {
     return store_.StreamBlob(path, bytes, std::move(owner));
   };
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };

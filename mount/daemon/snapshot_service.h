@@ -30,13 +30,14 @@
 namespace ckptfs {
 
 struct SnapshotRequest {
-  std::string store;                     // absolute
-  std::optional<uint64_t> memory_bytes;  // of arenas; absent: a quarter of RAM; 0: none are received
-  Retention retention;                   // of the runs whose snapshots are received
-  uint64_t hot_steps = 0;                // HotSteps
-  std::optional<uint64_t> hot_bytes;     // absent: an eighth of RAM
-  std::string spool;                     // absolute; empty: none
-  std::optional<uint64_t> spool_bytes;   // absent: half of what is free there
+  std::string store;  // absolute
+  std::optional<uint64_t>
+      memory_bytes;                     // of arenas; absent: a quarter of RAM; 0: none are received
+  Retention retention;                  // of the runs whose snapshots are received
+  uint64_t hot_steps = 0;               // HotSteps
+  std::optional<uint64_t> hot_bytes;    // absent: an eighth of RAM
+  std::string spool;                    // absolute; empty: none
+  std::optional<uint64_t> spool_bytes;  // absent: half of what is free there
   PeerRequest peers;
 };
 
@@ -77,7 +78,7 @@ class SnapshotService {
   const Hooks hooks_;
   HotSteps hot_;
   std::shared_ptr<ArenaShelf> shelf_;  // null: nobody keeps arenas for us
-  std::unique_ptr<Spooler> spooler_;  // null: there is none
+  std::unique_ptr<Spooler> spooler_;   // null: there is none
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
   std::unique_ptr<WorldCommit> commit_;

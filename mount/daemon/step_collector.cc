@@ -73,7 +73,8 @@ void StepCollector::Run() {
     if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
     if (!held) continue;
     MutexLock lock(mutex_);
-    asked_.try_emplace(due->first, Look{Clock::now() + due->second, std::min(2 * due->second, kLastPause)});
+    asked_.try_emplace(due->first,
+                       Look{Clock::now() + due->second, std::min(2 * due->second, kLastPause)});
   }
 }
 

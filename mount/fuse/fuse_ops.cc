@@ -72,9 +72,7 @@ Caller CallerOf(fuse_req_t request) {
   return Caller{context->uid, context->gid, static_cast<uint32_t>(context->pid)};
 }
 
-void ReplyError(fuse_req_t request, const Error& error) {
-  fuse_reply_err(request, ErrnoOf(error));
-}
+void ReplyError(fuse_req_t request, const Error& error) { fuse_reply_err(request, ErrnoOf(error)); }
 
 struct stat StatOf(const Attributes& attributes) {
   struct stat out {};
@@ -140,9 +138,9 @@ void Init(void* userdata, fuse_conn_info* connection) {
                                 FUSE_CAP_CACHE_SYMLINKS}) {
     SetFeature(*connection, wanted, true);
   }
-  for (const uint32_t unwanted : {FUSE_CAP_AUTO_INVAL_DATA, FUSE_CAP_WRITEBACK_CACHE,
-                                  FUSE_CAP_SPLICE_READ, FUSE_CAP_SPLICE_WRITE,
-                                  FUSE_CAP_SPLICE_MOVE, FUSE_CAP_READDIRPLUS_AUTO}) {
+  for (const uint32_t unwanted :
+       {FUSE_CAP_AUTO_INVAL_DATA, FUSE_CAP_WRITEBACK_CACHE, FUSE_CAP_SPLICE_READ,
+        FUSE_CAP_SPLICE_WRITE, FUSE_CAP_SPLICE_MOVE, FUSE_CAP_READDIRPLUS_AUTO}) {
     SetFeature(*connection, unwanted, false);
   }
   RefuseInterrupts(*connection);
@@ -195,8 +193,7 @@ void ReadLink(fuse_req_t request, fuse_ino_t inode) {
 
 // The kernel's id for the file's backing, or 0 with `file` made one that is
 // answered by READs.
-int AcquireBacking(fuse_req_t request, Filesystem& filesystem, InodeNumber inode,
-                   OpenFile& file) {
+int AcquireBacking(fuse_req_t request, Filesystem& filesystem, InodeNumber inode, OpenFile& file) {
   BackingIds& ids = TargetOf(request).backing_ids();
   if (const int id = ids.Acquire(request, inode, file); id > 0) return id;
   const int why = errno;
@@ -210,8 +207,7 @@ int AcquireBacking(fuse_req_t request, Filesystem& filesystem, InodeNumber inode
 
 void ReplyOpen(fuse_req_t request, Filesystem& filesystem, InodeNumber inode, OpenFile file,
                fuse_file_info& info) {
-  const int id =
-      file.backing_fd >= 0 ? AcquireBacking(request, filesystem, inode, file) : 0;
+  const int id = file.backing_fd >= 0 ? AcquireBacking(request, filesystem, inode, file) : 0;
   info.fh = static_cast<uint64_t>(file.handle);
   info.noflush = 1;
   info.keep_cache = id == 0 && file.keep_cache;  // the kernel refuses it with passthrough
@@ -246,8 +242,8 @@ class Scratch {
  private:
   void Grow(size_t size) {
     const size_t rounded = (size + kHugePage - 1) / kHugePage * kHugePage;
-    void* fresh = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                         -1, 0);
+    void* fresh =
+        ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fresh == MAP_FAILED) throw std::bad_alloc();
     ::madvise(fresh, rounded, MADV_HUGEPAGE);
     if (base_ != nullptr) ::munmap(base_, bytes_);
@@ -260,7 +256,8 @@ class Scratch {
 };
 
 // Answers with bytes that lie in memory: the kernel copies them from there.
-void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle, const LentBytes& lent) {
+void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle,
+               const LentBytes& lent) {
   std::vector<iovec> parts;
   for (const std::span<const std::byte> span : lent.spans) {
     parts.push_back({const_cast<std::byte*>(span.data()), span.size()});
@@ -282,8 +279,7 @@ void Read(fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_i
     }
     thread_local Scratch scratch;
     const std::span<std::byte> buffer = scratch.Get(std::max<size_t>(size, 1)).first(size);
-    const auto got =
-        filesystem.Read(handle, static_cast<uint64_t>(offset), buffer);
+    const auto got = filesystem.Read(handle, static_cast<uint64_t>(offset), buffer);
     if (!got) return ReplyError(request, got.error());
     fuse_reply_buf(request, reinterpret_cast<const char*>(buffer.data()), *got);
   });
@@ -306,8 +302,8 @@ void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offs
                    fuse_file_info*) {
   WithFilesystem(request, [&](Filesystem& filesystem) {
     const size_t limit = size / fuse_add_direntry(request, nullptr, 0, "n", nullptr, 0) + 1;
-    const auto entries = filesystem.ReadDirectory(
-        InodeNumber{inode}, static_cast<uint64_t>(offset), limit, CallerOf(request));
+    const auto entries = filesystem.ReadDirectory(InodeNumber{inode}, static_cast<uint64_t>(offset),
+                                                  limit, CallerOf(request));
     if (!entries) return ReplyError(request, entries.error());
     std::vector<char> buffer(size);
     size_t used = 0;
@@ -358,8 +354,8 @@ void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
       } else {
         plus.attr = StatOf(entry.attributes);
       }
-      fuse_add_direntry_plus(request, buffer.data() + used, size - used, entry.name.c_str(),
-                             &plus, static_cast<off_t>(entry.next_offset));
+      fuse_add_direntry_plus(request, buffer.data() + used, size - used, entry.name.c_str(), &plus,
+                             static_cast<off_t>(entry.next_offset));
       if (plus.ino != 0) counted.push_back(InodeNumber{plus.ino});
       used += length;
     }
@@ -396,7 +392,8 @@ void GetAttribute(fuse_req_t request, fuse_ino_t inode, const char* name, size_t
 void ListAttributes(fuse_req_t request, fuse_ino_t inode, size_t size) {
   WithFilesystem(request, [&](Filesystem& filesystem) {
     std::string names;
-    for (const std::string& name : filesystem.AttributeNames(InodeNumber{inode}, CallerOf(request))) {
+    for (const std::string& name :
+         filesystem.AttributeNames(InodeNumber{inode}, CallerOf(request))) {
       names.append(name).push_back('\0');
     }
     ReplyAttribute(request, names, size);

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "mount/logging.h"
 #include "mount/fuse/mount_table.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 namespace {
@@ -36,9 +36,9 @@ std::string EscapeOption(std::string_view text) {  // libfuse splits options at 
 
 // The options both libfuse and the kernel get.
 std::string MountOptionsText(const SessionOptions& options) {
-  return StrCat("ro,nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=",
-                kMaxRequestBytes, ",fsname=", EscapeOption(options.source),
-                options.allow_other ? ",allow_other" : "");
+  return StrCat(
+      "ro,nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=", kMaxRequestBytes,
+      ",fsname=", EscapeOption(options.source), options.allow_other ? ",allow_other" : "");
 }
 
 // The kernel's own mount, for those who may: libfuse's unmounting would detach
@@ -47,8 +47,8 @@ Result<int> MountPrivileged(const SessionOptions& options) {
   Descriptor device(::open("/dev/fuse", O_RDWR | O_CLOEXEC));
   if (!device.valid()) return Fail(ErrnoError(errno, "/dev/fuse"));
   const std::string data =
-      StrCat("fd=", device.get(), ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid(),
-             ",default_permissions,max_read=", kMaxRequestBytes,
+      StrCat("fd=", device.get(), ",rootmode=40000,user_id=", ::geteuid(),
+             ",group_id=", ::getegid(), ",default_permissions,max_read=", kMaxRequestBytes,
              options.allow_other ? ",allow_other" : "");
   if (::mount(options.source.c_str(), options.mountpoint.c_str(), "fuse.ckptfs",
               MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {

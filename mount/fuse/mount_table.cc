@@ -114,9 +114,10 @@ Status SetReadAhead(const std::string& mountpoint, uint64_t kibibytes) {
       ::write(file.get(), value.data(), value.size()) == static_cast<ssize_t>(value.size())) {
     return {};
   }
-  return Fail(ErrnoError(errno, StrCat("read-ahead stays at the kernel's default, which makes first "
-                                     "reads slower; as root: echo ",
-                                     value, " > ", knob)));
+  return Fail(
+      ErrnoError(errno, StrCat("read-ahead stays at the kernel's default, which makes first "
+                               "reads slower; as root: echo ",
+                               value, " > ", knob)));
 }
 
 }  // namespace ckptfs

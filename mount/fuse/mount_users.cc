@@ -126,15 +126,17 @@ std::string DescribeUsers(const std::vector<MountUser>& users) {
   std::string text;
   for (size_t i = 0; i < users.size() && i < kUsersTold; ++i) {
     const MountUser& user = users[i];
-    text += StrCat(i == 0 ? "" : ", ", user.name, " (pid ", user.pid,
-                   user.files.empty() ? "" : ":");
+    text +=
+        StrCat(i == 0 ? "" : ", ", user.name, " (pid ", user.pid, user.files.empty() ? "" : ":");
     for (size_t f = 0; f < user.files.size() && f < kFilesTold; ++f) {
       text += StrCat(f == 0 ? " " : ", ", user.files[f]);
     }
-    if (user.files.size() > kFilesTold) text += StrCat(" and ", user.files.size() - kFilesTold, " more");
+    if (user.files.size() > kFilesTold)
+      text += StrCat(" and ", user.files.size() - kFilesTold, " more");
     text += ")";
   }
-  if (users.size() > kUsersTold) text += StrCat(" and ", users.size() - kUsersTold, " processes more");
+  if (users.size() > kUsersTold)
+    text += StrCat(" and ", users.size() - kUsersTold, " processes more");
   return text;
 }
 

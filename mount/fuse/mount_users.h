@@ -28,7 +28,8 @@ std::vector<MountUser> FindMountUsers(const std::string& directory);
 // unmount here takes nothing away.  Only processes that this user may look at are found.
 std::vector<MountUser> FindMountHolders(const std::string& device);
 
-// "python3 (pid 4711: view/tp2/rank0/model.pt and 3 more), bash (pid 12: .)", without files "sleep (pid 13)"; at most a few.
+// "python3 (pid 4711: view/tp2/rank0/model.pt and 3 more), bash (pid 12: .)", without files "sleep
+// (pid 13)"; at most a few.
 std::string DescribeUsers(const std::vector<MountUser>& users);
 nlohmann::json UsersJson(const std::vector<MountUser>& users);
 

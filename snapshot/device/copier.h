@@ -47,7 +47,7 @@ struct MemoryPiece {
 // Digests of pieces of devices' memory, of one moment: where each is once the devices have come so
 // far.  A caller may read them after it has waited for copies that followed them.
 struct PieceDigests {
-  std::vector<const DeviceDigest*> of;         // in the order of the pieces
+  std::vector<const DeviceDigest*> of;        // in the order of the pieces
   std::vector<std::shared_ptr<void>> memory;  // the memory that they lie in
 };
 

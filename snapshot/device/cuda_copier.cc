@@ -120,10 +120,10 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
   Status Copy(const MemoryCopy& copy) const {
     for (uint64_t at = 0; at < copy.bytes; at += kPieceBytes) {
       const uint64_t bytes = std::min(kPieceBytes, copy.bytes - at);
-      const auto from = static_cast<CudaDriver::Address>(
-          reinterpret_cast<uintptr_t>(copy.from + at));
-      CKPT_RETURN_IF_ERROR(driver_->Check(
-          driver_->copy_to_host(copy.to + at, from, bytes, stream_), "cuMemcpyDtoHAsync"));
+      const auto from =
+          static_cast<CudaDriver::Address>(reinterpret_cast<uintptr_t>(copy.from + at));
+      CKPT_RETURN_IF_ERROR(driver_->Check(driver_->copy_to_host(copy.to + at, from, bytes, stream_),
+                                          "cuMemcpyDtoHAsync"));
     }
     return {};
   }
@@ -131,7 +131,7 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
   // Page-locked memory of pieces and their digests.
   struct Block {
     void* memory = nullptr;
-    uint64_t pieces = 0;                   // it has room for so many
+    uint64_t pieces = 0;                    // it has room for so many
     CudaDriver::Handle launched = nullptr;  // an event: what was launched with it is over
   };
 
@@ -175,8 +175,8 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     if (kernel_ != nullptr) return {};
     if (image_.empty()) no_kernel_ = "built without CUDA's compiler";
     if (no_kernel_.empty()) {
-      Status found = driver_->Check(driver_->load_module(&module_, image_.data()),
-                                    "cuModuleLoadData");
+      Status found =
+          driver_->Check(driver_->load_module(&module_, image_.data()), "cuModuleLoadData");
       if (found) {
         found = driver_->Check(driver_->get_function(&kernel_, module_, kDigestKernel),
                                "cuModuleGetFunction");
@@ -193,7 +193,8 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     Block block;
     {
       MutexLock lock(kernel_mutex_);
-      const auto found = std::ranges::find_if(free_, [&](auto& one) { return one.pieces >= pieces; });
+      const auto found =
+          std::ranges::find_if(free_, [&](auto& one) { return one.pieces >= pieces; });
       if (found != free_.end()) {
         block = *found;
         free_.erase(found);
@@ -228,9 +229,9 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     void* arguments[] = {&pieces, &digests, &count};
     constexpr uint64_t kPiecesABlock = kDigestBlock / kPieceThreads;
     const auto blocks = static_cast<unsigned>((count + kPiecesABlock - 1) / kPiecesABlock);
-    CKPT_RETURN_IF_ERROR(driver_->Check(driver_->launch(kernel_, blocks, 1, 1, kDigestBlock, 1, 1, 0,
-                                                        stream, arguments, nullptr),
-                                        "cuLaunchKernel"));
+    CKPT_RETURN_IF_ERROR(driver_->Check(
+        driver_->launch(kernel_, blocks, 1, 1, kDigestBlock, 1, 1, 0, stream, arguments, nullptr),
+        "cuLaunchKernel"));
     return driver_->Check(driver_->record_event(block.launched, stream), "cuEventRecord");
   }
 
@@ -238,9 +239,9 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     int least = 0, greatest = 0;
     CKPT_RETURN_IF_ERROR(
         driver_->Check(driver_->priorities(&least, &greatest), "cuCtxGetStreamPriorityRange"));
-    CKPT_RETURN_IF_ERROR(driver_->Check(
-        driver_->create_stream(&stream_, CudaDriver::kStreamNonBlocking, least),
-        "cuStreamCreateWithPriority"));
+    CKPT_RETURN_IF_ERROR(
+        driver_->Check(driver_->create_stream(&stream_, CudaDriver::kStreamNonBlocking, least),
+                       "cuStreamCreateWithPriority"));
     return driver_->Check(driver_->create_event(&done_, CudaDriver::kEventQuiet), "cuEventCreate");
   }
 
@@ -250,10 +251,10 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
   const CudaDriver::Handle context_;
   CudaDriver::Handle stream_ = nullptr;
   CudaDriver::Handle done_ = nullptr;  // the one thread's that copies
-  bool busy_ = false;  // copies were begun since the last Wait; theirs who calls it
+  bool busy_ = false;                  // copies were begun since the last Wait; theirs who calls it
   Mutex kernel_mutex_;
   CudaDriver::Handle module_ GUARDED_BY(kernel_mutex_) = nullptr;
-  CudaDriver::Handle kernel_ = nullptr;  // once loaded it stays
+  CudaDriver::Handle kernel_ = nullptr;              // once loaded it stays
   std::string no_kernel_ GUARDED_BY(kernel_mutex_);  // why there is none
   std::vector<Block> free_ GUARDED_BY(kernel_mutex_);
 };
@@ -293,7 +294,8 @@ Result<PieceDigests> CudaCopier::Digest(std::span<const MemoryPiece> pieces,
   for (const auto& [ordinal, its] : by_device) {
     std::vector<CudaDriver::Handle> on;
     for (const DeviceStream& stream : streams) {
-      if (stream.device == ordinal) on.push_back(reinterpret_cast<CudaDriver::Handle>(stream.handle));
+      if (stream.device == ordinal)
+        on.push_back(reinterpret_cast<CudaDriver::Handle>(stream.handle));
     }
     if (on.empty()) return Fail(ErrorCode::kUnsupported, "no stream of a device is known");
     std::vector<DevicePiece> given;
@@ -353,9 +355,9 @@ std::shared_ptr<const void> CudaCopier::Pin(std::span<std::byte> memory) {
   if (devices.empty()) return nullptr;
   const std::shared_ptr<Device> device = devices.begin()->second;
   const Status pinned = device->Inside([&] {
-    return driver_->Check(driver_->register_host(memory.data(), memory.size(),
-                                                 CudaDriver::kRegisterPortable),
-                          "cuMemHostRegister");
+    return driver_->Check(
+        driver_->register_host(memory.data(), memory.size(), CudaDriver::kRegisterPortable),
+        "cuMemHostRegister");
   });
   if (!pinned) return nullptr;  // copies go through the driver's own buffers, then
   return {memory.data(), [device](const void* begin) {

@@ -25,7 +25,8 @@ __device__ __forceinline__ PieceWords LoadAt(const char* address) {
   if (past < 64) {
     return {one.x >> past | one.y << (64 - past), one.y >> past | two.x << (64 - past)};
   }
-  return {one.y >> (past - 64) | two.x << (128 - past), two.x >> (past - 64) | two.y << (128 - past)};
+  return {one.y >> (past - 64) | two.x << (128 - past),
+          two.x >> (past - 64) | two.y << (128 - past)};
 }
 
 // Loads the words of a short piece, with zeros behind it.

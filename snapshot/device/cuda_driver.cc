@@ -16,8 +16,7 @@ bool Find(void* library, const char* symbol, Call& call) {
 }
 
 bool FindAll(void* library, CudaDriver& driver) {
-  return Find(library, "cuInit", driver.init) &&
-         Find(library, "cuDeviceGet", driver.get_device) &&
+  return Find(library, "cuInit", driver.init) && Find(library, "cuDeviceGet", driver.get_device) &&
          Find(library, "cuDevicePrimaryCtxRetain", driver.retain_primary) &&
          Find(library, "cuDevicePrimaryCtxRelease_v2", driver.release_primary) &&
          Find(library, "cuCtxPushCurrent_v2", driver.push_context) &&

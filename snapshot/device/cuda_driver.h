@@ -20,9 +20,9 @@
 namespace ckptfs {
 
 struct CudaDriver {
-  using Code = int;     // CUresult; 0: success
-  using Device = int;   // CUdevice
-  using Handle = void*;  // CUcontext, CUstream, CUevent
+  using Code = int;                    // CUresult; 0: success
+  using Device = int;                  // CUdevice
+  using Handle = void*;                // CUcontext, CUstream, CUevent
   using Address = unsigned long long;  // CUdeviceptr
 
   static constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING

@@ -6,7 +6,8 @@
 asm(".section .rodata\n"
     ".balign 64\n"
     "ckptfs_cuda_image:\n"
-    ".incbin \"" CKPTFS_CUDA_IMAGE "\"\n"
+    ".incbin \"" CKPTFS_CUDA_IMAGE
+    "\"\n"
     "ckptfs_cuda_image_end:\n"
     ".byte 0\n"
     ".previous\n");

@@ -51,7 +51,8 @@ class Detour {
   Status Copy(const std::byte* from, std::byte* to, uint64_t bytes) const {
     if (bytes_ == nullptr) return Fail(ErrorCode::kExhausted, "no memory for a snapshot's copies");
     for (uint64_t done = 0; done < bytes;) {
-      const ssize_t count = pwrite(file_.get(), from + done, bytes - done, static_cast<off_t>(done));
+      const ssize_t count =
+          pwrite(file_.get(), from + done, bytes - done, static_cast<off_t>(done));
       if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return GivenBack();
       done += static_cast<uint64_t>(count);

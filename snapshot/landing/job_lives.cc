@@ -17,7 +17,8 @@ constexpr std::string_view kRule = "; give each life of a job a `job` text of it
 // A rank that comes now would be told of that step as if it were its own.
 tl::unexpected<Error> StillWritten() {
   return Fail(ErrorCode::kExists, StrCat("a step of an earlier life of the job is still being "
-                                         "written", kRule));
+                                         "written",
+                                         kRule));
 }
 
 }  // namespace
@@ -30,27 +31,33 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
   Job& job = jobs_[{who.run, who.job}];
   const auto known = job.ranks.find(who.rank);
   const bool fresh = known == job.ranks.end();
-  const bool other = !job.ranks.empty() &&
-                     (job.world != who.world || (!fresh && known->second.life != who.life));
+  const bool other =
+      !job.ranks.empty() && (job.world != who.world || (!fresh && known->second.life != who.life));
   if (other) {
     for (const auto& [number, rank] : job.ranks) {
       if (rank.here == 0) continue;
       return Fail(ErrorCode::kExists,
                   job.world == who.world
-                      ? StrCat("rank ", number, " of another life of the job is still at "
-                                                "work", kRule)
+                      ? StrCat("rank ", number,
+                               " of another life of the job is still at "
+                               "work",
+                               kRule)
                       : StrCat("the job has ", job.world, " ranks, not ", who.world, kRule));
     }
-    if (how == Comes::kForAnother) return Fail(ErrorCode::kStale, "another life of the job has "
-                                                                  "begun");
+    if (how == Comes::kForAnother)
+      return Fail(ErrorCode::kStale,
+                  "another life of the job has "
+                  "begun");
     if (busy) return StillWritten();
     strangers.all = true;
     job.ranks.clear();
   } else if (fresh && !IsOwnJob(who.job)) {
     for (const auto& [number, rank] : job.ranks) {
       if (how == Comes::kForAnother && rank.fresh) {
-        return Fail(ErrorCode::kStale, StrCat("rank ", number, " has connected and may belong to "
-                                                               "another life", kRule));
+        return Fail(ErrorCode::kStale, StrCat("rank ", number,
+                                              " has connected and may belong to "
+                                              "another life",
+                                              kRule));
       }
       const bool gone = rank.here == 0 && (!born || rank.seen < *born);
       if (how == Comes::kNew && gone) strangers.ranks.insert(number);
@@ -59,7 +66,8 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
     for (const uint32_t rank : strangers.ranks) job.ranks.erase(rank);
   }
   if (fresh && job.ranks.size() >= kMostRanks) {
-    return Fail(ErrorCode::kInvalid, StrCat("more than ", kMostRanks, " ranks of one job on one machine"));
+    return Fail(ErrorCode::kInvalid,
+                StrCat("more than ", kMostRanks, " ranks of one job on one machine"));
   }
   job.world = who.world;
   Rank& rank = job.ranks[who.rank];
@@ -114,7 +122,8 @@ bool JobLives::MayBeOf(const RankOfJob& who) const {
   if (found == jobs_.end()) return true;
   const auto& ranks = found->second.ranks;
   const auto rank = ranks.find(who.rank);
-  const bool here = std::any_of(ranks.begin(), ranks.end(), [](auto& one) { return one.second.here > 0; });
+  const bool here =
+      std::any_of(ranks.begin(), ranks.end(), [](auto& one) { return one.second.here > 0; });
   const bool same = rank == ranks.end() ? here || IsOwnJob(who.job) : rank->second.life == who.life;
   return same && found->second.world == who.world;
 }

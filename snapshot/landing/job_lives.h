@@ -72,9 +72,9 @@ class JobLives {
  private:
   struct Rank {
     uint64_t life = 0;
-    int here = 0;     // conversations
+    int here = 0;  // conversations
     int spoken_for = 0;
-    Time seen{0};     // for a rank that has left
+    Time seen{0};  // for a rank that has left
     bool met = false;
     bool fresh = false;  // it came kNew
     bool ended = false;  // its process, when it left

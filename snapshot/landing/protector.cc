@@ -114,7 +114,8 @@ void Protector::CopyAll() {
       MutexLock lock(mutex_);
       ++full_;
     }
-    if (std::exchange(said_full_, line) != line) Say(StrCat("snapshot ", title, " is not protected: ", line));
+    if (std::exchange(said_full_, line) != line)
+      Say(StrCat("snapshot ", title, " is not protected: ", line));
   }
 }
 
@@ -250,7 +251,8 @@ std::vector<Digest> Protector::Candidates() const {
     for (const PeerGroup& group : *groups) {
       for (const PeerStripe& stripe : StripesOf(group)) {
         if (group.members[stripe.data.front()].name != options_.node.Hex()) continue;
-        for (const size_t holder : stripe.parity) found.push_back(digests[group.members[holder].name]);
+        for (const size_t holder : stripe.parity)
+          found.push_back(digests[group.members[holder].name]);
       }
     }
   }
@@ -258,7 +260,8 @@ std::vector<Digest> Protector::Candidates() const {
   for (const bool same : {false, true}) {
     for (const auto& [name, node] : digests) {
       const bool is_same = domains[name] == options_.failure_domain;
-      if (is_same == same && std::find(found.begin(), found.end(), node) == found.end()) found.push_back(node);
+      if (is_same == same && std::find(found.begin(), found.end(), node) == found.end())
+        found.push_back(node);
     }
   }
   return found;
@@ -278,12 +281,12 @@ bool Protector::SpreadRank(Generation& generation, uint32_t rank) {
   std::set<Digest> present;
   for (const PeerRecord& peer : options_.pool->present()) present.insert(peer.node);
   const auto held = [&] {
-    return static_cast<uint32_t>(std::count_if(holders.begin(), holders.end(),
-                                               [&](const Digest& one) { return present.contains(one); }));
+    return static_cast<uint32_t>(std::count_if(
+        holders.begin(), holders.end(), [&](const Digest& one) { return present.contains(one); }));
   };
   if (held() >= options_.scheme.copies) return true;
-  std::string why = StrCat(options_.scheme.Text(), " needs ", options_.scheme.copies, " more nodes; ",
-                           present.size(), " answer");
+  std::string why = StrCat(options_.scheme.Text(), " needs ", options_.scheme.copies,
+                           " more nodes; ", present.size(), " answer");
   for (const Digest& node : Candidates()) {
     if (holders.contains(node)) continue;
     const Status sent = SendRank(*generation.files.at(rank), node);
@@ -296,7 +299,8 @@ bool Protector::SpreadRank(Generation& generation, uint32_t rank) {
     generation.told = false;  // a new holder has to be told
     return true;
   }
-  Note(generation.part.name.run, StrCat(TitleOf(generation.part), ": rank ", rank, " is not protected: ", why));
+  Note(generation.part.name.run,
+       StrCat(TitleOf(generation.part), ": rank ", rank, " is not protected: ", why));
   return false;
 }
 
@@ -349,15 +353,18 @@ bool Protector::Settle(Generation& flight, const std::vector<MemoryAttempt>& att
   }
   std::string why;
   for (const MemoryAttempt& other : attempts) {
-    if (mine == attempts.end() || !IsEarlier(*mine, other) || other.name.job != mine->name.job) continue;
+    if (mine == attempts.end() || !IsEarlier(*mine, other) || other.name.job != mine->name.job)
+      continue;
     // A rank that has a later save and not this one never comes.
     for (const auto& [rank, held] : other.ranks) {
       if (!mine->ranks.contains(rank)) why = StrCat("rank ", rank, " went on without it");
     }
   }
-  if (Clock::now() - flight.since > options_.patience) why = "other nodes did not protect their parts";
+  if (Clock::now() - flight.since > options_.patience)
+    why = "other nodes did not protect their parts";
   if (why.empty()) {
-    if (flight.told && mine != attempts.end()) Note(run, StrCat(TitleOf(flight.part), ": ", mine->Hindrance()));
+    if (flight.told && mine != attempts.end())
+      Note(run, StrCat(TitleOf(flight.part), ": ", mine->Hindrance()));
     return false;
   }
   LetGo(flight);
@@ -382,12 +389,9 @@ std::string Protector::StatusJson() const {
   MutexLock lock(mutex_);
   auto steps = nlohmann::json::array();
   for (const auto& [run, note] : notes_) steps.push_back(note);
-  const nlohmann::json status{{"scheme", options_.scheme.Text()},
-                              {"protected", protected_},
-                              {"passed_over", passed_over_},
-                              {"full", full_},
-                              {"last_protected", last_protected_},
-                              {"steps", steps}};
+  const nlohmann::json status{{"scheme", options_.scheme.Text()},  {"protected", protected_},
+                              {"passed_over", passed_over_},       {"full", full_},
+                              {"last_protected", last_protected_}, {"steps", steps}};
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -49,7 +49,7 @@ struct ProtectorOptions {
   // The time of a save of that run and job (Store::SaveTimeOf).
   std::function<int64_t(const std::string& run, const std::string& job)> time_of;
   uint64_t rate = 0;  // of what is sent to one peer; 0: as fast as the link takes it
-  std::chrono::milliseconds turn{500};         // between looks at what is not over
+  std::chrono::milliseconds turn{500};          // between looks at what is not over
   std::chrono::milliseconds patience{600'000};  // with a save in flight
   std::function<void(std::string_view line)> log;
 };
@@ -114,8 +114,8 @@ class Protector {
   uint64_t full_ GUARDED_BY(mutex_) = 0;
   std::string last_protected_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
-  Slots flight_;          // the sender's
-  Slots kept_;            // the sender's
+  Slots flight_;           // the sender's
+  Slots kept_;             // the sender's
   std::string said_full_;  // the copier's: the last line about a shelf that is full
   std::thread copier_;
   std::thread sender_;

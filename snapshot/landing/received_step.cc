@@ -317,8 +317,9 @@ void IncomingSteps::DropLeftBehind() {
     at = open_.upper_bound({job.run, job.job, UINT64_MAX, {UINT64_MAX, UINT64_MAX}});
   }
   for (const AttemptName& job : jobs) {
-    DropIf(job, "all ranks that were here have ended, and others need the memory",
-           [](const AttemptName&, const Open& open) { return open.files.size() == open.here.size(); });
+    DropIf(
+        job, "all ranks that were here have ended, and others need the memory",
+        [](const AttemptName&, const Open& open) { return open.files.size() == open.here.size(); });
   }
 }
 
@@ -376,7 +377,8 @@ std::optional<IncomingSteps::Waiting> IncomingSteps::Find(const AttemptName& nam
   return Waiting{open.step, open.world, &open.here, !open.files.empty()};
 }
 
-std::vector<AttemptName> IncomingSteps::OpenOf(const std::string& run, const std::string& job) const {
+std::vector<AttemptName> IncomingSteps::OpenOf(const std::string& run,
+                                               const std::string& job) const {
   const AttemptName of{run, job};
   std::vector<AttemptName> names;
   for (auto at = open_.lower_bound(of); at != open_.end() && IsOf(at->first, of); ++at) {

@@ -49,8 +49,8 @@ class SaveBytes;
 struct ReceivedStep {
   AttemptName name;
   uint64_t step = 0;
-  std::vector<ReceivedFile> files;  // by rank
-  Digest life = {};  // IncomingSteps::LifeOf
+  std::vector<ReceivedFile> files;       // by rank
+  Digest life = {};                      // IncomingSteps::LifeOf
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
 
   // Returns the directory of its files below the store's blobs; "" of a step that an earlier
@@ -74,7 +74,7 @@ struct DroppedStep {
   AttemptName name;
   uint64_t step = 0;
   std::string why;
-  bool again = false;  // said before; a rank ended its part only now
+  bool again = false;      // said before; a rank ended its part only now
   uint64_t greetings = 0;  // before it: ranks that came later may have other saves of that name
   bool earlier = false;    // of an earlier life of its job
 };
@@ -154,7 +154,8 @@ class IncomingSteps {
   // life of its job is known, until it is whole or over.  REQUIRES: !IsGone(name).
   Digest LifeOf(const AttemptName& name);
   // Drops those that were not taken and whose first part came before `limit`, some at a time.
-  // The reason names the missing ranks, but for those that `elsewhere` has.  True if there are more.
+  // The reason names the missing ranks, but for those that `elsewhere` has.  True if there are
+  // more.
   using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
   bool DropOlder(Time limit, const Elsewhere& elsewhere = {});
 
@@ -173,7 +174,7 @@ class IncomingSteps {
   using OpenSteps = std::map<AttemptName, Open>;
   // The attempts that a rank has begun: the newest kRememberedAttempts of them.
   struct Begun {
-    std::optional<uint64_t> first = {};  // that was not begun with an earlier daemon
+    std::optional<uint64_t> first = {};          // that was not begun with an earlier daemon
     std::map<uint64_t, uint64_t> attempts = {};  // and their steps
     bool Has(uint64_t attempt) const { return attempts.contains(attempt); }
     uint64_t last() const { return attempts.rbegin()->first; }
@@ -181,7 +182,7 @@ class IncomingSteps {
     bool Passes(uint64_t attempt) const;
   };
   struct JobBegun {
-    std::map<uint32_t, Begun> ranks;  // each has begun something
+    std::map<uint32_t, Begun> ranks;     // each has begun something
     std::map<uint64_t, uint32_t> turns;  // how many of them are in which turn
   };
   // An attempt that was dropped lately, and why.

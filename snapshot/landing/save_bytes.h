@@ -19,9 +19,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/records/commit_records.h"
 #include "core/io/memory_root.h"
 #include "core/io/root.h"
+#include "core/records/commit_records.h"
 #include "snapshot/landing/received_step.h"
 
 namespace ckptfs {

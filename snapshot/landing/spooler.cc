@@ -51,7 +51,8 @@ Spooler::Entries::iterator Spooler::Find(const SaveBytes& save) {
 }
 
 bool Spooler::AnyWaits() const {
-  return std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.waits; });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& entry) { return entry.waits; });
 }
 
 bool Spooler::waits() const {
@@ -222,14 +223,10 @@ std::string Spooler::StatusJson() const {
   MutexLock lock(mutex_);
   const auto saves = std::count_if(entries_.begin(), entries_.end(),
                                    [](const Entry& entry) { return entry.save->on_disk(); });
-  const nlohmann::json status{{"directory", directory()},
-                              {"saves", saves},
-                              {"bytes", used_},
-                              {"budget", options_.budget},
-                              {"spooled", spooled_},
-                              {"full", full_},
-                              {"failed", failed_},
-                              {"last_failure", last_failure_}};
+  const nlohmann::json status{{"directory", directory()}, {"saves", saves},
+                              {"bytes", used_},           {"budget", options_.budget},
+                              {"spooled", spooled_},      {"full", full_},
+                              {"failed", failed_},        {"last_failure", last_failure_}};
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

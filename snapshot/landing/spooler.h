@@ -75,9 +75,9 @@ class Spooler {
     Clock::time_point due;  // to be spooled
     bool waits = true;      // for the store
     bool writing = false;
-    bool over = false;      // while it was written
-    bool full = false;      // it met a full spool
-    bool tried = false;     // since Leave
+    bool over = false;   // while it was written
+    bool full = false;   // it met a full spool
+    bool tried = false;  // since Leave
   };
   using Entries = std::list<Entry>;
 

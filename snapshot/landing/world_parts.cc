@@ -80,7 +80,9 @@ void WorldParts::Hand(WorldPart part) {
   MutexLock lock(mutex_);
   if (save) {
     // A rank that was not told repeats what the spool has.
-    const auto same = [&](const auto& one) { return one.save && one.save->part().name == save->part().name; };
+    const auto same = [&](const auto& one) {
+      return one.save && one.save->part().name == save->part().name;
+    };
     const bool known = std::any_of(handed_.begin(), handed_.end(), same) ||
                        std::any_of(pending_.begin(), pending_.end(), same);
     if (known || preparing_ == save->part().name) return;
@@ -104,8 +106,10 @@ bool WorldParts::Has(const AttemptName& name) const {
   };
   MutexLock lock(mutex_);
   return (preparing_ && same(*preparing_)) ||
-         std::any_of(handed_.begin(), handed_.end(), [&](const auto& one) { return same(one.name); }) ||
-         std::any_of(pending_.begin(), pending_.end(), [&](const auto& one) { return same(one.name); });
+         std::any_of(handed_.begin(), handed_.end(),
+                     [&](const auto& one) { return same(one.name); }) ||
+         std::any_of(pending_.begin(), pending_.end(),
+                     [&](const auto& one) { return same(one.name); });
 }
 
 void WorldParts::Leave(const std::string& run, const std::string& job) {
@@ -169,11 +173,11 @@ void WorldParts::JoinAll() {
     MutexLock lock(mutex_);
     for (auto& [name, job] : jobs_) {
       // The daemons to tell of a drop are not known yet, and the job's ranks may have left.
-      const bool tells = !(job.world && job.world->life) &&
-                         std::any_of(dropped_.begin(), dropped_.end(), [&name = name](auto& one) {
-                           return one.first.name.run == name.first &&
-                                  one.first.name.job == name.second;
-                         });
+      const bool tells =
+          !(job.world && job.world->life) &&
+          std::any_of(dropped_.begin(), dropped_.end(), [&name = name](auto& one) {
+            return one.first.name.run == name.first && one.first.name.job == name.second;
+          });
       if (std::exchange(job.changed, false) || tells) changed.push_back(job.mine);
     }
   }
@@ -219,7 +223,8 @@ Status WorldParts::WriteDown(WorldPart& part, const AttemptName& name) {
     if (part.save) continue;
     CKPT_RETURN_IF_ERROR(bytes.Add(prepared.PathOf(rank), file.rope, file.lease, {}));
   }
-  return options_.commit->Prepare(prepared, part.save ? static_cast<const Root&>(*part.save) : bytes);
+  return options_.commit->Prepare(prepared,
+                                  part.save ? static_cast<const Root&>(*part.save) : bytes);
 }
 
 bool WorldParts::stopping() const {
@@ -329,7 +334,8 @@ bool WorldParts::LookAt(Pending& pending) {
   WorldCommit& commit = *options_.commit;
   auto glanced = Caught([&] { return NewsOf(pending); });
   if (glanced && !*glanced) return false;
-  auto news = glanced ? Result<AttemptNews>(**std::move(glanced)) : Fail(std::move(glanced).error());
+  auto news =
+      glanced ? Result<AttemptNews>(**std::move(glanced)) : Fail(std::move(glanced).error());
   std::string why = news ? "" : news.error().message;
   bool lost = !news && IsFinal(news.error());
   if (news && news->state == AttemptNews::State::kWaiting) {
@@ -398,13 +404,12 @@ void WorldParts::LeaveAll() {
       const auto of = [&name = name](const AttemptName& attempt) {
         return attempt.run == name.first && attempt.job == name.second;
       };
-      const bool busy =
-          std::any_of(pending_.begin(), pending_.end(),
-                      [&](const Pending& one) { return of(one.name); }) ||
-          std::any_of(handed_.begin(), handed_.end(),
-                      [&](const WorldPart& one) { return of(one.name); }) ||
-          std::any_of(dropped_.begin(), dropped_.end(),
-                      [&](const auto& one) { return of(one.first.name); });
+      const bool busy = std::any_of(pending_.begin(), pending_.end(),
+                                    [&](const Pending& one) { return of(one.name); }) ||
+                        std::any_of(handed_.begin(), handed_.end(),
+                                    [&](const WorldPart& one) { return of(one.name); }) ||
+                        std::any_of(dropped_.begin(), dropped_.end(),
+                                    [&](const auto& one) { return of(one.first.name); });
       if (job.leaves && !busy && (!job.told || Late(*job.told))) over.push_back(name);
     }
     for (const JobName& name : over) jobs_.erase(name);

@@ -38,7 +38,7 @@ struct WorldPart {
   uint64_t step = 0;
   uint32_t world = 0;
   std::map<uint32_t, ReceivedFile> files;
-  IncomingSteps::Time first;  // when the first of them came
+  IncomingSteps::Time first;             // when the first of them came
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
   bool begun = false;                    // the store has met it
 };
@@ -103,7 +103,7 @@ class WorldParts {
     uint64_t step = 0;
     Clock::time_point first;
     bool has_first_rank = false;
-    int turns = 0;  // in which it was waited for the daemon with rank 0
+    int turns = 0;               // in which it was waited for the daemon with rank 0
     int next_look = kFirstLook;  // at all parts of it: in that turn
     std::set<uint32_t> missing = {};
     std::shared_ptr<SaveBytes> save = {};  // in the spool, until it is settled
@@ -135,8 +135,8 @@ class WorldParts {
   std::map<JobName, Job> jobs_ GUARDED_BY(mutex_);
   std::deque<WorldPart> handed_ GUARDED_BY(mutex_);
   std::deque<std::pair<DroppedStep, Clock::time_point>> dropped_ GUARDED_BY(mutex_);
-  std::vector<Pending> pending_ GUARDED_BY(mutex_);  // changed by its thread only
-  std::string handing_ GUARDED_BY(mutex_);           // the step that is being made durable
+  std::vector<Pending> pending_ GUARDED_BY(mutex_);          // changed by its thread only
+  std::string handing_ GUARDED_BY(mutex_);                   // the step that is being made durable
   std::optional<AttemptName> preparing_ GUARDED_BY(mutex_);  // the same
   bool asked_ GUARDED_BY(mutex_) = false;
   bool stopping_ GUARDED_BY(mutex_) = false;

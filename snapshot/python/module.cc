@@ -42,9 +42,8 @@ using PartTuple =
     std::tuple<Numbers, std::vector<std::tuple<Numbers, Numbers, Numbers>>, std::optional<Numbers>,
                std::optional<std::pair<uint64_t, uint64_t>>, Numbers>;
 // (key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part)
-using TensorTuple =
-    std::tuple<std::string, std::string, std::string, std::string, bool, std::string, Numbers,
-               uint64_t, int, bool, std::optional<PartTuple>>;
+using TensorTuple = std::tuple<std::string, std::string, std::string, std::string, bool,
+                               std::string, Numbers, uint64_t, int, bool, std::optional<PartTuple>>;
 using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
 using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
 
@@ -104,8 +103,8 @@ StatePart PartOf(const PartTuple& tuple) {
 }
 
 CapturedTensor TensorOf(const TensorTuple& tuple) {
-  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy,
-               part] = tuple;
+  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part] =
+      tuple;
   const auto known = DTypeFromTorch(dtype);
   if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
   CapturedTensor tensor;
@@ -135,10 +134,9 @@ Plan PlanOf(const std::vector<TensorTuple>& tuples) {
 
 // One parameter for each of Python's.
 // NOLINTNEXTLINE(readability-function-size): nanobind takes a function as it is
-Capture CaptureOf(uint64_t step, const std::string& framework,
-                  const std::string& framework_version, const std::string& layout,
-                  const std::vector<TensorTuple>& tensors, const Plan& plan,
-                  const Numbers& addresses,
+Capture CaptureOf(uint64_t step, const std::string& framework, const std::string& framework_version,
+                  const std::string& layout, const std::vector<TensorTuple>& tensors,
+                  const Plan& plan, const Numbers& addresses,
                   const std::vector<std::pair<std::string, std::string>>& parameters,
                   const std::vector<std::pair<std::string, std::string>>& aliases,
                   const std::vector<GroupTuple>& groups,
@@ -191,7 +189,8 @@ bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, 
     return true;
   };
   nb::gil_scoped_release unlock;
-  return writer.Save(std::move(capture), limit ? std::optional(Milliseconds(*limit)) : std::nullopt);
+  return writer.Save(std::move(capture),
+                     limit ? std::optional(Milliseconds(*limit)) : std::nullopt);
 }
 
 // As save, but what the handler of a signal raised is raised at once.
@@ -246,7 +245,8 @@ std::function<std::unique_ptr<Copier>()> CopierOf(const std::string& library) {
 
 // Paths and what others say need not be UTF-8.
 nb::object TextOf(const std::string& text) {
-  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
 nb::dict StatusOf(const Writer& writer) {
@@ -287,8 +287,8 @@ NB_MODULE(_native, module) {
       .def(
           "__init__",
           [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
-             uint32_t world, uint32_t slots, double update_limit, bool wait_for_room,
-             uint64_t pace, const std::string& cuda_library, nb::object before_copy) {
+             uint32_t world, uint32_t slots, double update_limit, bool wait_for_room, uint64_t pace,
+             const std::string& cuda_library, nb::object before_copy) {
             const Status named = CheckName(run, "run");
             if (!named) throw nb::value_error(named.error().message.c_str());
             WriterOptions options{std::move(store),
@@ -311,8 +311,7 @@ NB_MODULE(_native, module) {
           nb::arg("store"), nb::arg("run"), nb::arg("job"), nb::arg("rank"), nb::arg("world"),
           nb::arg("slots"), nb::arg("update_limit"), nb::arg("wait_for_room"), nb::arg("pace"),
           nb::arg("cuda_library"), nb::arg("before_copy").none())
-      .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"),
-           nb::arg("shot"),
+      .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"), nb::arg("shot"),
            nb::arg("limit") = nb::none())
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)

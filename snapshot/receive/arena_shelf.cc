@@ -67,7 +67,8 @@ std::optional<Block> ReadBlock(int ledger, uint64_t at) {
     return std::nullopt;
   }
   struct stat info;
-  if (fstat(ledger, &info) != 0 || at + sizeof head + head.bytes > static_cast<uint64_t>(info.st_size)) {
+  if (fstat(ledger, &info) != 0 ||
+      at + sizeof head + head.bytes > static_cast<uint64_t>(info.st_size)) {
     return std::nullopt;
   }
   Block block{head.generation, std::string(head.bytes, '\0')};

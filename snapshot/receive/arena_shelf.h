@@ -100,7 +100,7 @@ class ArenaShelf : public std::enable_shared_from_this<ArenaShelf> {
   const std::string store_;
   mutable Mutex mutex_;
   bool frozen_ GUARDED_BY(mutex_) = false;
-  std::vector<std::string> let_go_ GUARDED_BY(mutex_);  // while it was frozen
+  std::vector<std::string> let_go_ GUARDED_BY(mutex_);          // while it was frozen
   std::vector<std::shared_ptr<Left>> left_ GUARDED_BY(mutex_);  // by an earlier daemon
 };
 

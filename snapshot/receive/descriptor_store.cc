@@ -66,8 +66,8 @@ std::vector<DescriptorStore::Kept> DescriptorStore::Take() {
     const int descriptor = kFirstDescriptor + i;
     if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) break;
     const size_t to = names.find(':', from);
-    kept.push_back({from <= names.size() ? names.substr(from, to - from) : "",
-                    Descriptor(descriptor)});
+    kept.push_back(
+        {from <= names.size() ? names.substr(from, to - from) : "", Descriptor(descriptor)});
     from = to == std::string::npos ? names.size() + 1 : to + 1;
   }
   return kept;

@@ -2,7 +2,8 @@
 //
 // Leavers are ranks whose connection has ended and whose process may have: one that is killed
 // closes its connection a moment before the kernel says that it has ended, and one that closes it
-// by itself lives on, and may come again.  However often a process does, it has one descriptor here.
+// by itself lives on, and may come again.  However often a process does, it has one descriptor
+// here.
 //
 // Thread safety: none; the receiver's thread.
 

@@ -12,7 +12,8 @@ Status RankCounts::Enter(int peer) {
   const auto found = of_.find(peer);
   const size_t its = peer == 0 || found == of_.end() ? 0 : found->second;
   if (all_ >= most_ || its >= std::max<size_t>(1, most_ / 2)) {
-    return Fail(ErrorCode::kExists, StrCat("too many ranks", all_ >= most_ ? "" : " of one process"));
+    return Fail(ErrorCode::kExists,
+                StrCat("too many ranks", all_ >= most_ ? "" : " of one process"));
   }
   ++all_;
   ++of_[peer];

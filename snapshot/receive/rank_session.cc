@@ -314,14 +314,14 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   making.ends = std::make_shared<std::atomic<bool>>(false);
   making.made = made.get_future();
   const auto node = message.chunk == 0 ? std::nullopt : std::optional(message.chunk - 1);
-  making.thread = std::thread(
-      [made = std::move(made), shape = shape_, budget = budget_, node, ends = making.ends]() mutable {
-        auto memory = MakeArena(shape, node, ends.get());
-        // Here, since gigabytes take a second to go.
-        if (*ends) memory = Fail(ErrorCode::kIo, "the rank has left");
-        made.set_value(std::move(memory));
-        budget->Wake();
-      });
+  making.thread = std::thread([made = std::move(made), shape = shape_, budget = budget_, node,
+                               ends = making.ends]() mutable {
+    auto memory = MakeArena(shape, node, ends.get());
+    // Here, since gigabytes take a second to go.
+    if (*ends) memory = Fail(ErrorCode::kIo, "the rank has left");
+    made.set_value(std::move(memory));
+    budget->Wake();
+  });
   return {};
 }
 
@@ -366,16 +366,17 @@ Status RankSession::Welcome() {
   making_->thread.join();
   Result<ArenaMemory> memory = making_->made.get();
   making_.reset();
-  auto reader = memory ? ArenaReader::Open(memory->descriptor.get(), shape_)
-                       : Fail(Error(memory.error()));
+  auto reader =
+      memory ? ArenaReader::Open(memory->descriptor.get(), shape_) : Fail(Error(memory.error()));
   if (!reader) {
     budget_->used -= shape_.bytes();
     return Fail(std::move(reader).error());
   }
   const int fd = memory->descriptor.get();
-  hold_ = std::make_shared<ArenaHold>(
-      *std::move(reader), ClaimArena(fd),
-      budget_->shelf ? budget_->shelf->Place(fd, Greeting()) : nullptr, memory->huge_bytes, budget_);
+  hold_ =
+      std::make_shared<ArenaHold>(*std::move(reader), ClaimArena(fd),
+                                  budget_->shelf ? budget_->shelf->Place(fd, Greeting()) : nullptr,
+                                  memory->huge_bytes, budget_);
   ours_.assign(shape_.chunks, false);
   SnapshotMessage welcome{SnapshotWord::kWelcome};
   welcome.length = shape_.chunk_bytes;
@@ -549,7 +550,8 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
 Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) {
   if (message.text.empty()) return Breach("it sent an empty question");
   (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
-  Question({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text}, arrivals);
+  Question({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text},
+           arrivals);
   return {};
 }
 

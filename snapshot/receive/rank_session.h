@@ -27,12 +27,12 @@
 #include "core/base/result.h"
 #include "core/blob/chunk_digests.h"
 #include "core/store/blob_stream.h"
-#include "snapshot/wire/arena.h"
+#include "snapshot/landing/received_step.h"
 #include "snapshot/receive/arena_shelf.h"
-#include "snapshot/wire/protocol.h"
 #include "snapshot/receive/rank_counts.h"
 #include "snapshot/receive/rate_limit.h"
-#include "snapshot/landing/received_step.h"
+#include "snapshot/wire/arena.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 
@@ -47,7 +47,7 @@ struct ArenaBudget {
   std::atomic<uint64_t> full_waits{0};
   std::atomic<uint64_t> ending{0};  // of what is used: goes back soon
   RankCounts ranks{};
-  Descriptor wake;                // an eventfd
+  Descriptor wake;                    // an eventfd
   std::shared_ptr<ArenaShelf> shelf;  // null: arenas end with the daemon
   // The file of `part`'s one rank, written while it comes in; null where it is not.  May be empty.
   std::function<std::shared_ptr<BlobStream>(PreparedPart part, std::weak_ptr<const void> owner)>
@@ -68,7 +68,8 @@ class ArenaHold {
   // Attempts that have chunks of it.
   void Begin() { ++attempts_; }
   size_t attempts() const { return attempts_; }
-  // `place`: where a disk has what they hold; empty: nowhere, or it is over.  Ends what Begin began.
+  // `place`: where a disk has what they hold; empty: nowhere, or it is over.  Ends what Begin
+  // began.
   void Return(const std::vector<uint32_t>& chunks, const std::string& place);
   struct Returned {
     uint32_t chunk = 0;
@@ -99,8 +100,8 @@ struct PartAgain {
   uint64_t step = 0;
   uint32_t rank = 0;
   uint32_t world = 0;
-  ReceivedFile file;  // without its bytes
-  bool over = false;  // this daemon has had it already: the step is stored or dropped
+  ReceivedFile file;       // without its bytes
+  bool over = false;       // this daemon has had it already: the step is stored or dropped
   std::string place = {};  // the rank asks about what lay there, and nothing else
   uint64_t asker = 0;      // RankSession::number
 };
@@ -215,8 +216,8 @@ class RankSession {
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
   uint64_t greeting_ = 0;
-  RankOfJob asked_;        // who said hello, welcome or not
-  uint64_t attempt_ = 0;   // what it wants to save
+  RankOfJob asked_;                       // who said hello, welcome or not
+  uint64_t attempt_ = 0;                  // what it wants to save
   std::optional<SnapshotMessage> hello_;  // that waits until memory which is ending is back
   bool back_ = false;
   bool for_another_ = false;
@@ -229,8 +230,8 @@ class RankSession {
   std::deque<SnapshotMessage> outbox_;
   uint64_t taken_bytes_ = 0;  // of chunks, in this Receive
   RateLimit messages_;
-  size_t questions_ = 0;      // that were not looked for
-  bool deaf_ = false;  // it hears nothing any more; what it said before is read all the same
+  size_t questions_ = 0;  // that were not looked for
+  bool deaf_ = false;     // it hears nothing any more; what it said before is read all the same
 };
 
 }  // namespace ckptfs

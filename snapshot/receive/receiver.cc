@@ -99,7 +99,8 @@ void Receiver::State::TakeLeft() {
     if (files.size() < part.world) {
       if (!parts) continue;
       steps.Keep(name);
-      parts->Hand({name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
+      parts->Hand(
+          {name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
       continue;
     }
     steps.Keep(name);

@@ -24,10 +24,10 @@
 
 #include "core/base/result.h"
 #include "core/commit/world_commit.h"
-#include "snapshot/wire/arena.h"
-#include "snapshot/receive/rank_session.h"
 #include "snapshot/landing/received_step.h"
 #include "snapshot/landing/spooler.h"
+#include "snapshot/receive/rank_session.h"
+#include "snapshot/wire/arena.h"
 
 namespace ckptfs {
 
@@ -36,8 +36,8 @@ struct ReceiverOptions {
   uint64_t memory_bytes = 0;  // of all arenas together
   uint64_t chunk_bytes = kArenaChunkBytes;
   std::chrono::milliseconds patience{600'000};  // for the ranks of one step
-  size_t max_sessions = 1024;  // that said hello
-  std::chrono::milliseconds hello{10'000};  // a client is sent away that says none for so long
+  size_t max_sessions = 1024;                   // that said hello
+  std::chrono::milliseconds hello{10'000};      // a client is sent away that says none for so long
   // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
   std::function<Status(ReceivedStep step)> keep;
   // True if an earlier daemon has stored the step that the part is
@@ -53,9 +53,11 @@ struct ReceiverOptions {
   std::function<void(const StepRecord& record, bool published)> shown = {};
   std::function<void()> reclaim = {};
   std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon
-  // Begins to write a rank's file to the store before it is whole: Store::StreamBlob.  May be empty.
+  // Begins to write a rank's file to the store before it is whole: Store::StreamBlob.  May be
+  // empty.
   std::function<std::shared_ptr<BlobStream>(const std::string& path, uint64_t bytes,
-                                            std::weak_ptr<const void> owner)> stream = {};
+                                            std::weak_ptr<const void> owner)>
+      stream = {};
   // Where saves may lie until their store has them; null: in memory.  Must outlive the receiver.
   Spooler* spooler = nullptr;
   // Ranks of this daemon have ended their parts of a save, which has a life if several daemons

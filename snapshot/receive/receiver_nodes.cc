@@ -20,8 +20,8 @@ void Receiver::State::StartParts() {
   of.spooler = options.spooler;
   of.found = [this](const SaveBytes& save) {
     const PreparedPart& part = save.part();
-    const PartAgain left{part.name,  part.step, part.ranks.front().rank,
-                         part.world, {},        true, part.Directory()};
+    const PartAgain left{part.name, part.step, part.ranks.front().rank, part.world,
+                         {},        true,      part.Directory()};
     return options.stored && options.stored(left);
   };
   of.reclaim = options.reclaim;
@@ -76,7 +76,8 @@ void Receiver::State::SeeWorlds() {
     const auto world = parts->WorldOf(name.first, name.second);
     if (world && world->life) steps.Meet({name.first, name.second});
     if (!waits || all_here || (world && !world->life)) continue;
-    for (const AttemptName& attempt : steps.OpenOf(name.first, name.second)) SpreadOne(attempt, world);
+    for (const AttemptName& attempt : steps.OpenOf(name.first, name.second))
+      SpreadOne(attempt, world);
   }
 }
 
@@ -95,7 +96,8 @@ void Receiver::State::ForgetJobs() {
 void Receiver::State::Spread(const std::set<AttemptName>& moved) {
   for (const AttemptName& name : moved) {
     const auto job = jobs.find({name.run, name.job});
-    if (job == jobs.end() || job->second.ranks.size() >= job->second.world) continue;  // all are here
+    if (job == jobs.end() || job->second.ranks.size() >= job->second.world)
+      continue;  // all are here
     if (!steps.Find(name)) continue;
     parts->See(job->second);
     const auto world = parts->WorldOf(name.run, name.job);

@@ -173,12 +173,13 @@ void Receiver::State::EndArena(std::shared_ptr<ArenaHold> hold) {
   if (bytes < kSmallArena) return;
   budget->ending += bytes;
   auto over = std::make_shared<std::atomic<bool>>(false);
-  endings.push_back({over, std::thread([hold = std::move(hold), over, bytes, to = budget]() mutable {
-                       hold.reset();
-                       to->ending -= bytes;
-                       *over = true;
-                       to->Wake();
-                     })});
+  endings.push_back(
+      {over, std::thread([hold = std::move(hold), over, bytes, to = budget]() mutable {
+         hold.reset();
+         to->ending -= bytes;
+         *over = true;
+         to->Wake();
+       })});
 }
 
 void Receiver::State::ReapArenas() {
@@ -217,7 +218,8 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
       Say(StrCat("snapshots of ", session.introduced() ? session.run() : "a stranger", ": ", why));
     }
     const uint64_t sequence = later ? 1 : 0;
-    const SnapshotMessage refused{.word = SnapshotWord::kRefused, .sequence = sequence, .text = why};
+    const SnapshotMessage refused{
+        .word = SnapshotWord::kRefused, .sequence = sequence, .text = why};
     (void)SendSnapshotMessage(session.socket(), refused);
     if (outcome.error().code == ErrorCode::kExhausted) session.Refuse(steps, why);
   }
@@ -273,7 +275,8 @@ void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord 
 void Receiver::State::TellDrop(const DroppedStep& one) {
   Tell(one.name, one.step, SnapshotWord::kDropped, one.why, one.greetings);
   if (one.again) return;
-  if (parts && !one.earlier) DropElsewhere(one);  // there, too, the name may be another save's by now
+  if (parts && !one.earlier)
+    DropElsewhere(one);  // there, too, the name may be another save's by now
   const std::string line = StrCat("snapshot ", TitleOf(one.name, one.step), " dropped: ", one.why);
   if (said_drops < kSaidDrops) {
     ++said_drops;

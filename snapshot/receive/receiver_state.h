@@ -31,12 +31,12 @@
 #include "core/base/file_lock.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
+#include "snapshot/landing/world_parts.h"
 #include "snapshot/receive/leavers.h"
-#include "snapshot/wire/protocol.h"
 #include "snapshot/receive/question_queue.h"
 #include "snapshot/receive/rank_session.h"
 #include "snapshot/receive/receiver.h"
-#include "snapshot/landing/world_parts.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 
@@ -89,7 +89,7 @@ struct Receiver::State {
   };
   Mutex mutex;
   CondVar wake_keeper;
-  std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
+  std::deque<ReceivedStep> whole GUARDED_BY(mutex);         // the first is being kept
   QuestionQueue questions GUARDED_BY(mutex){Clock::now()};  // to be looked for in the store
   std::multiset<AttemptName> looked_for GUARDED_BY(mutex);  // of these
   // Those that were looked for, and their askers.
@@ -101,7 +101,7 @@ struct Receiver::State {
   uint64_t incoming GUARDED_BY(mutex) = 0;
   uint64_t ranks GUARDED_BY(mutex) = 0;
   std::map<AttemptName, std::string> incomplete GUARDED_BY(mutex);  // a line of each
-  uint64_t unproved GUARDED_BY(mutex) = 0;  // steps that came
+  uint64_t unproved GUARDED_BY(mutex) = 0;                          // steps that came
   std::string last_durable GUARDED_BY(mutex);
   std::string last_drop GUARDED_BY(mutex);
 
@@ -143,7 +143,8 @@ struct Receiver::State {
   void ReapArenas();
   void Ask(std::vector<PartAgain> again);
   void UpdateLines(const std::set<AttemptName>& moved);
-  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text, uint64_t greetings);
+  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text,
+            uint64_t greetings);
   void TellDrop(const DroppedStep& step);
   void TellNews();
 

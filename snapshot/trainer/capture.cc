@@ -90,9 +90,8 @@ Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& 
   }
   std::vector<Placed> all = PlacedOf(*capture.plan, capture.sources);
   const auto middle = all.insert(all.end(), placed.begin(), placed.end());
-  std::inplace_merge(all.begin(), middle, all.end(), [](const Placed& a, const Placed& b) {
-    return a.tensor->Before(*b.tensor);
-  });
+  std::inplace_merge(all.begin(), middle, all.end(),
+                     [](const Placed& a, const Placed& b) { return a.tensor->Before(*b.tensor); });
   return all;
 }
 
@@ -114,9 +113,8 @@ Json TakeKept(std::vector<Placed>& placed, const KeptTensors& known) {
     const SafetensorsEntry& entry = one.tensor->entry;
     const auto place = MayBeKept(one) ? known.Find(entry, BytesOf(one)) : std::nullopt;
     if (!place) return false;
-    kept[entry.name] = {{"place", *place},
-                        {"dtype", SafetensorsName(entry.dtype)},
-                        {"shape", entry.shape}};
+    kept[entry.name] = {
+        {"place", *place}, {"dtype", SafetensorsName(entry.dtype)}, {"shape", entry.shape}};
     return true;
   });
   return kept;
@@ -162,12 +160,11 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
   std::vector<SafetensorsEntry> entries;
   entries.reserve(placed.size());
   for (const Placed& one : placed) entries.push_back(one.tensor->entry);
-  CKPT_ASSIGN_OR_RETURN(
-      std::string header,
-      RenderSafetensorsHeader({{"format", "pt"},
-                               {kRankFileKey, std::move(entry)},
-                               {kUnprovedKey, std::string(kUnprovedDigits, '0')}},
-                              entries));
+  CKPT_ASSIGN_OR_RETURN(std::string header,
+                        RenderSafetensorsHeader({{"format", "pt"},
+                                                 {kRankFileKey, std::move(entry)},
+                                                 {kUnprovedKey, std::string(kUnprovedDigits, '0')}},
+                                                entries));
   file.header_ = std::make_shared<std::string>(std::move(header));
   if (kept != nullptr) file.digests_ = DigestsOf(placed, entries, file.header_->size(), *kept);
   const auto text = std::as_bytes(std::span(*file.header_));

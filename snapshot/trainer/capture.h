@@ -145,9 +145,9 @@ class CaptureFile {
     const std::string* key = nullptr;  // of a plan; of the header none
   };
   Capture capture_;
-  CapturePlan rest_;  // of what was not planned before
-  std::shared_ptr<std::string> header_;        // runs refer to it
-  std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
+  CapturePlan rest_;                     // of what was not planned before
+  std::shared_ptr<std::string> header_;  // runs refer to it
+  std::vector<Part> parts_;              // sorted, without gaps from 0 to bytes_
   uint64_t bytes_ = 0;
   std::set<std::string> kept_;
   TensorDigests digests_;

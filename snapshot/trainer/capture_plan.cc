@@ -115,9 +115,8 @@ Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
                              tensor.lazy,
                              UseOf(tensor)});
   }
-  std::ranges::stable_sort(plan.tensors_, [](const PlannedTensor& a, const PlannedTensor& b) {
-    return a.Before(b);
-  });
+  std::ranges::stable_sort(
+      plan.tensors_, [](const PlannedTensor& a, const PlannedTensor& b) { return a.Before(b); });
   return plan;
 }
 

@@ -18,20 +18,22 @@
 #include <utility>
 #include <vector>
 
-#include "snapshot/trainer/capture.h"
 #include "snapshot/device/copier.h"
-#include "snapshot/wire/protocol.h"
+#include "snapshot/trainer/capture.h"
 #include "snapshot/trainer/save_proof.h"
 #include "snapshot/trainer/snapshot_link.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 
 inline constexpr std::string_view kWritten =
     " was written before the update: code that writes it must call before_update() first";
 // Why a save is dropped for which there are too few free chunks, and what helps.
-inline constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
+inline constexpr std::string_view kNoRoom =
+    "the arena is full of steps that are still being written";
 inline constexpr std::string_view kMakesRoom =
-    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool (a tier "
+    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool (a "
+    "tier "
     "on a local disk), fewer saves, or full='wait' would help";
 
 struct SaveJob {
@@ -88,7 +90,8 @@ struct SaveJob {
   // The key of a tensor that chunk `i`, which `copies` made, has from another moment; or "".
   std::string FindChange(size_t i, std::span<const MemoryCopy> copies) const {
     const uint64_t begin = ChunkBegin(i);
-    const std::span<const std::byte> taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - begin);
+    const std::span<const std::byte> taken =
+        link->arena().Payload(chunks[i]).first(ChunkEnd(i) - begin);
     const auto changed = proof.FindChange(begin, taken, copies);
     return changed ? file.KeyAt(*changed) : "";
   }

@@ -56,7 +56,8 @@ Status SaveProof::BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Co
   for (const CopyRun& run : file.Runs(0, file.bytes(), true)) {
     for (uint64_t at = 0; run.device != kHost && at < run.bytes;) {
       const uint64_t begin = run.at + at;
-      const uint64_t bytes = std::min({kDevicePiece, run.bytes - at, chunk_bytes - begin % chunk_bytes});
+      const uint64_t bytes =
+          std::min({kDevicePiece, run.bytes - at, chunk_bytes - begin % chunk_bytes});
       memory.push_back({run.from + at, bytes, run.device});
       pieces.push_back({begin, bytes});
       at += bytes;

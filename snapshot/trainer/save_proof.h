@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/base/digest.h"
-#include "snapshot/trainer/capture.h"
 #include "snapshot/device/copier.h"
+#include "snapshot/trainer/capture.h"
 #include "snapshot/trainer/source_samples.h"
 #include "snapshot/trainer/write_watch.h"
 
@@ -37,8 +37,8 @@ class SaveProof {
   // that may not be of the moment of the save.  `copies` are those into `copied`.
   std::optional<uint64_t> FindChange(uint64_t begin, std::span<const std::byte> copied,
                                      std::span<const MemoryCopy> copies) const;
-  // The same of devices' memory, when all copies have arrived, and the digest of `copied`: both of a
-  // piece while it is in the processor's cache.
+  // The same of devices' memory, when all copies have arrived, and the digest of `copied`: both of
+  // a piece while it is in the processor's cache.
   struct Compared {
     std::optional<uint64_t> changed;
     Digest digest;

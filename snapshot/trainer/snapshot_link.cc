@@ -18,7 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::chrono::milliseconds kSendPatience{10'000};
-constexpr std::chrono::milliseconds kSlice{200};  // between looks if the wait is interrupted
+constexpr std::chrono::milliseconds kSlice{200};      // between looks if the wait is interrupted
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
 void SetPatience(int socket, int option, std::chrono::milliseconds patience) {
@@ -39,8 +39,8 @@ Result<Incoming> AwaitMessage(int socket, std::chrono::milliseconds patience,
                               const SnapshotLink::Interrupted& interrupted) {
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     pollfd answers{socket, POLLIN, 0};
     const auto slice = std::clamp(left, std::chrono::milliseconds(0), kSlice);
     const int ready = poll(&answers, 1, static_cast<int>(slice.count()));
@@ -281,9 +281,8 @@ void SnapshotLink::Recount() {
 }
 
 void SnapshotLink::ReleaseChunks() {
-  const auto over = std::partition(early_.begin(), early_.end(), [&](uint32_t chunk) {
-    return said_.Has(attempt_of_[chunk]);
-  });
+  const auto over = std::partition(early_.begin(), early_.end(),
+                                   [&](uint32_t chunk) { return said_.Has(attempt_of_[chunk]); });
   free_.insert(free_.end(), over, early_.end());
   early_.erase(over, early_.end());
   moved_.NotifyAll();

@@ -22,9 +22,9 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "snapshot/trainer/said_steps.h"
 #include "snapshot/wire/arena.h"
 #include "snapshot/wire/protocol.h"
-#include "snapshot/trainer/said_steps.h"
 
 namespace ckptfs {
 
@@ -34,9 +34,9 @@ struct LinkRequest {
   std::string job;
   uint32_t rank = 0;
   uint32_t world = 1;
-  uint64_t bytes = 0;  // of a snapshot
-  uint32_t slots = 2;  // snapshots that the arena shall have room for
-  uint64_t life = 0;   // a random number of this rank's process
+  uint64_t bytes = 0;    // of a snapshot
+  uint32_t slots = 2;    // snapshots that the arena shall have room for
+  uint64_t life = 0;     // a random number of this rank's process
   uint64_t attempt = 0;  // the attempt that it wants to save; 0: none yet
   // For how long an arena waits for another daemon.
   std::chrono::milliseconds patience{600'000};
@@ -130,7 +130,7 @@ class SnapshotLink {
   std::string why_ GUARDED_BY(mutex_);
   bool returning_ GUARDED_BY(mutex_) = false;  // somebody does
   bool sending_ GUARDED_BY(mutex_) = false;    // somebody does
-  bool full_ GUARDED_BY(mutex_) = false;     // the socket was
+  bool full_ GUARDED_BY(mutex_) = false;       // the socket was
   SaidSteps said_ GUARDED_BY(mutex_);
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);

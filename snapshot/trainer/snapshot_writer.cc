@@ -76,7 +76,8 @@ void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
                                  const SnapshotMessage& message) {
   MutexLock lock(mutex);
   if (news == SnapshotLink::News::kSaid) {
-    if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, message.text);
+    if (message.word == SnapshotWord::kDurable)
+      Settle(message.attempt, Fate::kDurable, message.text);
     if (message.word == SnapshotWord::kDropped) {
       if (message.sequence != 0) last_attempt = InTurnOf(message.attempt, last_attempt);
       kept.Refused(message.attempt);
@@ -165,9 +166,9 @@ Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& 
     return link;
   }
   over.clear();  // before more is asked for: the daemon may have room for one arena only
-  const LinkRequest request{options.store, options.run, options.job, options.rank,
-                            options.world, bytes,       slots,       life,
-                            attempt, options.away_limit, options.welcome_limit};
+  const LinkRequest request{
+      options.store, options.run, options.job, options.rank,       options.world,        bytes,
+      slots,         life,        attempt,     options.away_limit, options.welcome_limit};
   const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
   CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
   MutexLock lock(mutex);
@@ -212,7 +213,8 @@ void SnapshotWriter::State::SayFull(const SaveJob& job) {
   said_full = true;
   Say(StrCat("saves come faster than steps become durable: ", status.under_way,
              " are under way and fill the arena, and the next is ",
-             options.wait_for_room ? "held up" : "dropped", " if none is durable by then", kMakesRoom));
+             options.wait_for_room ? "held up" : "dropped", " if none is durable by then",
+             kMakesRoom));
 }
 
 // Makes copies come after what the devices are doing to the tensors now.
@@ -234,9 +236,11 @@ Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
 void SnapshotWriter::State::SayUnproved(const std::string& why) {
   MutexLock lock(mutex);
   if (std::exchange(said_unproved, why) == why) return;
-  Say(StrCat("snapshots are unproved: a write to a device's memory between a save and its copy is "
+  Say(
+      StrCat("snapshots are unproved: a write to a device's memory between a save and its copy is "
              "not "
-             "seen unless the writer calls before_update() (", why, ")"));
+             "seen unless the writer calls before_update() (",
+             why, ")"));
 }
 
 // Takes chunks for all of it, and copies into them what cannot wait.
@@ -255,8 +259,10 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   }
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   const std::string name = job.Changed(false);
-  if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was being "
-                                                                 "saved"));
+  if (!name.empty())
+    return Fail(ErrorCode::kStale, StrCat(name,
+                                          " was written while it was being "
+                                          "saved"));
   SnapshotMessage message = job.Message(SnapshotWord::kBegin);
   message.length = job.file.bytes();
   message.sequence = job.waited ? 1 : 0;
@@ -323,7 +329,8 @@ SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
   MutexLock lock(mutex);
   while (jobs.empty() && !stopping) moved.Wait(mutex);
   if (jobs.empty()) return nullptr;
-  const auto waited = std::ranges::find_if(jobs, [](const JobPtr& job) { return !job->IsCopied(); });
+  const auto waited =
+      std::ranges::find_if(jobs, [](const JobPtr& job) { return !job->IsCopied(); });
   return urgent && waited != jobs.end() ? *waited : jobs.front();
 }
 
@@ -375,9 +382,9 @@ bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
     if (!job.failure.empty() || Clock::now() >= job.end) return false;
   }
   // What was hurried is not paid for by the next save.
-  next_copy = std::min(start, Clock::now()) + std::chrono::duration_cast<Clock::duration>(
-                          std::chrono::duration<double>(static_cast<double>(bytes) /
-                                                        static_cast<double>(options.pace)));
+  next_copy = std::min(start, Clock::now()) +
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
+                  static_cast<double>(bytes) / static_cast<double>(options.pace)));
   return true;
 }
 
@@ -480,7 +487,8 @@ bool SnapshotWriter::Cancel(uint64_t step) {
   return false;
 }
 
-void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why, const Interrupted& asked) {
+void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why,
+                          const Interrupted& asked) {
   State& state = *state_;
   if (getpid() != state.process) return;
   MutexLock one(state.save_mutex);

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "snapshot/trainer/capture.h"
 #include "snapshot/device/copier.h"
+#include "snapshot/trainer/capture.h"
 
 namespace ckptfs {
 
@@ -58,13 +58,13 @@ struct WriterStatus {
   uint64_t durable = 0;
   uint64_t dropped = 0;
   uint64_t under_way = 0;
-  uint64_t full_drops = 0;  // of the dropped ones, because the arena was full
-  uint64_t full_waits = 0;  // saves that waited for room
+  uint64_t full_drops = 0;               // of the dropped ones, because the arena was full
+  uint64_t full_waits = 0;               // saves that waited for room
   std::optional<uint64_t> last_durable;  // step
   std::string last_drop;                 // why; empty: none was
   uint64_t file_bytes = 0;               // of the last capture
-  uint64_t unproved = 0;        // saves of which a write could go unseen (save_proof.h)
-  uint64_t unproved_bytes = 0;  // of the last capture: how much
+  uint64_t unproved = 0;                 // saves of which a write could go unseen (save_proof.h)
+  uint64_t unproved_bytes = 0;           // of the last capture: how much
   double save_seconds = 0;               // in Save, all together
   double wait_seconds = 0;               // in WaitBeforeUpdate, all together
 };

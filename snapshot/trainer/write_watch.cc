@@ -52,7 +52,7 @@ constexpr uint64_t kIsWritten = 2;    // PAGE_IS_WRITTEN: its protection is lift
 
 // Finds up to `room` runs of written pages from `begin` on; returns where it went on to.
 std::optional<std::vector<ScanRegion>> Scan(int pagemap, uintptr_t& begin, uintptr_t end,
-                                                   size_t room, uint64_t most) {
+                                            size_t room, uint64_t most) {
   std::vector<ScanRegion> regions(room);
   ScanArgument scan;
   scan.flags = kScanCheck;
@@ -157,7 +157,8 @@ bool WriteWatch::Kernel::Register(const Extent& extent) {
 // Reads /proc/self/maps, whose lines of shared mappings begin "BEGIN-END rwxs".
 std::vector<WriteWatch::Extent> WriteWatch::Kernel::SharedMappings() {
   std::vector<Extent> found;
-  const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"), &std::fclose);
+  const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"),
+                                                   &std::fclose);
   char* line = nullptr;
   size_t room = 0;
   while (maps && getline(&line, &room, maps.get()) > 0) {
@@ -236,7 +237,8 @@ WriteWatch::~WriteWatch() {
   MutexLock lock(kernel_->mutex());
   kernel_->active().erase(this);
   for (const Extent& extent : extents_) {
-    if (std::ranges::none_of(kernel_->active(), [&](auto* other) { return other->Overlaps(extent); })) {
+    if (std::ranges::none_of(kernel_->active(),
+                             [&](auto* other) { return other->Overlaps(extent); })) {
       kernel_->Lift(extent);
     }
   }
@@ -284,9 +286,8 @@ void WriteWatch::Release(HostBytes bytes) {
     // The page that they end in is also another's; the one that they begin in was another's before.
     const Extent over{std::max(at->begin, begin / page * page),
                       std::min(at->end, (begin + bytes.size()) / page * page)};
-    const bool shared = std::ranges::any_of(kernel_->active(), [&](auto* other) {
-      return other != this && other->Overlaps(over);
-    });
+    const bool shared = std::ranges::any_of(
+        kernel_->active(), [&](auto* other) { return other != this && other->Overlaps(over); });
     if (over.begin >= over.end || shared) continue;
     kernel_->Lift(over);
     if (over.begin == at->begin) at->begin = over.end;

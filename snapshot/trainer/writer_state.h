@@ -43,7 +43,8 @@ struct SnapshotWriter::State {
   Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<LinkPtr> Connected(uint64_t bytes, const Interrupted& asked)
       EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<LinkPtr> Greet(uint64_t bytes, const Interrupted& asked) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Result<LinkPtr> Greet(uint64_t bytes, const Interrupted& asked)
+      EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
   JobPtr Next();
   Status CopyOrSend(const JobPtr& job);
@@ -83,7 +84,7 @@ struct SnapshotWriter::State {
   std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
   Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
   Clock::time_point last_taken GUARDED_BY(save_mutex){};  // a save
-  uint64_t silent GUARDED_BY(save_mutex) = 0;  // the door behind which nobody answered
+  uint64_t silent GUARDED_BY(save_mutex) = 0;             // the door behind which nobody answered
 
   Mutex mutex;
   CondVar moved;  // a job became safe or ended, an outcome settled
@@ -92,7 +93,7 @@ struct SnapshotWriter::State {
   uint64_t last_attempt GUARDED_BY(mutex) = 0;
   WriterStatus status GUARDED_BY(mutex);
   std::vector<std::string> log GUARDED_BY(mutex);
-  std::string said GUARDED_BY(mutex);  // the trouble that was said last
+  std::string said GUARDED_BY(mutex);           // the trouble that was said last
   std::string said_unproved GUARDED_BY(mutex);  // why nothing proves what devices' copies are of
   bool said_full GUARDED_BY(mutex) = false;     // SayFull
   bool urgent GUARDED_BY(mutex) = false;        // an update waits for copies

@@ -110,7 +110,8 @@ Status CheckArenaShape(const ArenaShape& shape) {
   if (shape.chunk_bytes % kArenaPage != 0 || shape.chunk_bytes < 2 * kArenaPage ||
       shape.chunk_bytes > (uint64_t{1} << 30)) {
     return Fail(ErrorCode::kInvalid, StrCat("arena: chunks cannot "
-                                            "have ", shape.chunk_bytes, " bytes"));
+                                            "have ",
+                                            shape.chunk_bytes, " bytes"));
   }
   if (shape.chunks == 0 || shape.bytes() > (uint64_t{1} << 46)) {
     return Fail(ErrorCode::kInvalid, StrCat("arena: it cannot have ", shape.chunks, " chunks"));

@@ -49,8 +49,8 @@ Result<SnapshotMessage> Decode(const Wire& wire, size_t bytes) {
   if (wire.version != kSnapshotProtocol) {
     return Fail(ErrorCode::kInvalid,
                 StrCat("snapshots: the other side speaks "
-                       "version ", wire.version, " of the protocol, this side ", kSnapshotProtocol,
-                       " only"));
+                       "version ",
+                       wire.version, " of the protocol, this side ", kSnapshotProtocol, " only"));
   }
   if (wire.text_bytes > kMaxSnapshotText || bytes != kWireHead + wire.text_bytes) {
     return Fail(ErrorCode::kInvalid, "snapshots: a message of the wrong length");

@@ -94,9 +94,9 @@ struct SnapshotMessage {
 
 // The number of a rank's save after `last` (0: none).  It is made of the step, which all ranks
 // have, not of how many saves there were: a rank that misses one, or saves a step again alone, is
-// with the others at its next.  A step before the last one begins another turn, and so does one that
-// is saved for the 65th time; a rank that did so alone is in a turn of its own until the daemon
-// says so.
+// with the others at its next.  A step before the last one begins another turn, and so does one
+// that is saved for the 65th time; a rank that did so alone is in a turn of its own until the
+// daemon says so.
 uint64_t NextAttempt(uint64_t last, uint64_t step);
 // Returns the step that the number was made of; for steps near 2^64 another one.
 uint64_t StepOf(uint64_t attempt);

@@ -29,8 +29,8 @@ namespace {
 
 constexpr uint64_t kColumns = 4096;
 constexpr uint64_t kRequest = 1 << 20;
-constexpr uint64_t kFiles = 8;   // ranks at the source, a slice of the rows each
-constexpr uint64_t kRanks = 8;   // of the target
+constexpr uint64_t kFiles = 8;    // ranks at the source, a slice of the rows each
+constexpr uint64_t kRanks = 8;    // of the target
 constexpr uint64_t kSmall = 128;  // MiB, which a mount's cache holds
 
 // An fp32 matrix whose rows lie in kFiles files, in memory.
@@ -115,9 +115,8 @@ void Measure(const char* name, const Source& source, bool columns, uint64_t rank
   const SlowRoot::Counts counts = slow->counts();
   const double ideal = static_cast<double>(distinct) / SlowRoot::Line{}.bytes_per_second;
   const auto fetched = static_cast<double>(counts.bytes);
-  printf("%-44s %8.2f s %8.2fx %8.3f %8.3f %6llu %6llu\n", name, took.count(),
-         took.count() / ideal, fetched / static_cast<double>(distinct),
-         fetched / static_cast<double>(asked),
+  printf("%-44s %8.2f s %8.2fx %8.3f %8.3f %6llu %6llu\n", name, took.count(), took.count() / ideal,
+         fetched / static_cast<double>(distinct), fetched / static_cast<double>(asked),
          static_cast<unsigned long long>(counts.most_reads_of_a_byte),
          static_cast<unsigned long long>(counts.most_in_flight));
 }

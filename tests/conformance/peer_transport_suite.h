@@ -45,7 +45,8 @@ class PeerTransportSuite : public testing::Test {
 TYPED_TEST_SUITE_P(PeerTransportSuite);
 
 TYPED_TEST_P(PeerTransportSuite, FramesComeWholeAndInOrder) {
-  PeerFrame frame{.word = PeerWord::kGet, .rank = 7, .offset = 1ull << 40, .length = 12, .digest = {3, 4}};
+  PeerFrame frame{
+      .word = PeerWord::kGet, .rank = 7, .offset = 1ull << 40, .length = 12, .digest = {3, 4}};
   frame.text = std::string(300'000, 'x');
   ASSERT_TRUE(this->near_->Send(frame, {}));
   ASSERT_TRUE(this->near_->Send({.word = PeerWord::kList}, {}));
@@ -64,10 +65,10 @@ TYPED_TEST_P(PeerTransportSuite, APayloadOfSpansIsOneRangeThere) {
   std::string bytes(kMaxPeerPayload, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 >> 3);
   const auto all = std::as_bytes(std::span(bytes));
-  const std::vector<std::span<const std::byte>> spans{all.first(5), all.subspan(5, 0), all.subspan(5)};
-  auto sent = std::async(std::launch::async, [&] {
-    return this->near_->Send({.word = PeerWord::kBytes}, spans);
-  });
+  const std::vector<std::span<const std::byte>> spans{all.first(5), all.subspan(5, 0),
+                                                      all.subspan(5)};
+  auto sent = std::async(std::launch::async,
+                         [&] { return this->near_->Send({.word = PeerWord::kBytes}, spans); });
   const auto frame = this->Next(*this->far_);
   ASSERT_TRUE(frame);
   ASSERT_EQ(frame->payload_bytes, bytes.size());
@@ -122,6 +123,7 @@ TYPED_TEST_P(PeerTransportSuite, CloseEndsWhoWaits) {
 
 REGISTER_TYPED_TEST_SUITE_P(PeerTransportSuite, FramesComeWholeAndInOrder,
                             APayloadOfSpansIsOneRangeThere, ATextThatIsTooLongIsRefused,
-                            APeerThatLeavesIsTold, ASilentPeerIsNotWaitedForForEver, CloseEndsWhoWaits);
+                            APeerThatLeavesIsTold, ASilentPeerIsNotWaitedForForEver,
+                            CloseEndsWhoWaits);
 
 }  // namespace ckptfs

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <map>
 
-#include "core/base/strings.h"
 #include "core/adopt/scan.h"
+#include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/export/export.h"
 #include "formats/families/shipped.h"
@@ -64,8 +64,8 @@ void WriteHoles(const std::string& path, ArchiveContent content) {
 ArchiveContent HugeState() {
   ArchiveBuilder archive;
   const uint64_t bytes = kHugeElements * 4;
-  const NodeId tensor = Must(archive.Tensor(DType::kF32, {kHugeElements / 1024, 1024},
-                                            {{bytes, ZeroSegment{bytes}}}));
+  const NodeId tensor = Must(
+      archive.Tensor(DType::kF32, {kHugeElements / 1024, 1024}, {{bytes, ZeroSegment{bytes}}}));
   const NodeId dict = archive.pickle().Dict({{archive.pickle().String("param"), tensor}});
   return std::move(archive).Finish(dict);
 }

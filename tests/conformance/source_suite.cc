@@ -10,12 +10,12 @@
 #include <set>
 #include <thread>
 
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
-#include "core/state/assembler.h"
 #include "core/io/file_root.h"
 #include "core/io/memory_root.h"
+#include "core/manifest/manifest.h"
 #include "core/manifest/manifest_check.h"
+#include "core/state/assembler.h"
 #include "core/store/store.h"
 #include "formats/families/shipped.h"
 #include "formats/torch/torch_file.h"

@@ -41,7 +41,8 @@ class SourceSuite : public testing::TestWithParam<SourceCase> {
 
   // The one step below `path`, found, complete and read.
   Result<StepModel> ReadAll(const std::string& path) const;
-  Result<StepModel> ReadFrom(const std::shared_ptr<const Root>& root, const std::string& path) const;
+  Result<StepModel> ReadFrom(const std::shared_ptr<const Root>& root,
+                             const std::string& path) const;
   // A path of the sample's below root_.
   std::string Below(const std::string& path) const;
   // The candidate of the sample's save directory.

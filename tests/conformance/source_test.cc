@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "formats/dcp/source.h"
+
 #include <gmock/gmock.h>
 
 #include "core/adopt/scan.h"
-#include "formats/dcp/source.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/huggingface/source.h"

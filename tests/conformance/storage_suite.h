@@ -90,9 +90,9 @@ TYPED_TEST_P(StorageSuite, AMappingHasTheFilesBytesAndOutlivesIt) {
   }
   ASSERT_TRUE(this->storage().Remove("x"));
   if (!mapping) return;
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(mapping->bytes().data()),
-                        mapping->bytes().size()),
-            "some bytes");
+  EXPECT_EQ(
+      std::string(reinterpret_cast<const char*>(mapping->bytes().data()), mapping->bytes().size()),
+      "some bytes");
 }
 
 TYPED_TEST_P(StorageSuite, AFileIsWhatItWasWhenItWasOpened) {
@@ -240,11 +240,11 @@ TYPED_TEST_P(StorageSuite, NamesCannotEscape) {
   EXPECT_FALSE(storage.Create(std::string_view("a\0b", 3)));
 }
 
-REGISTER_TYPED_TEST_SUITE_P(
-    StorageSuite, WrittenIsRead, ManyRangesInOneCall, AMappingHasTheFilesBytesAndOutlivesIt,
-    AFileIsWhatItWasWhenItWasOpened, EmptyObjects, NothingUnderTheNameBeforeClose,
-    PartsFromManyThreads, CreateReplacesWhenClosed, PublishNeverReplaces,
-    OneWinnerOfManyPublishers, ListsOneDirectorySorted, ListsFilesBelowAFolderSorted,
-    RemovedIsGone, NamesCannotEscape);
+REGISTER_TYPED_TEST_SUITE_P(StorageSuite, WrittenIsRead, ManyRangesInOneCall,
+                            AMappingHasTheFilesBytesAndOutlivesIt, AFileIsWhatItWasWhenItWasOpened,
+                            EmptyObjects, NothingUnderTheNameBeforeClose, PartsFromManyThreads,
+                            CreateReplacesWhenClosed, PublishNeverReplaces,
+                            OneWinnerOfManyPublishers, ListsOneDirectorySorted,
+                            ListsFilesBelowAFolderSorted, RemovedIsGone, NamesCannotEscape);
 
 }  // namespace ckptfs

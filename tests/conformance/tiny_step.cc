@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/state/assembler.h"
 #include "core/io/file_root.h"
+#include "core/state/assembler.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/formats/dcp/dcp_maker.h"
 #include "tests/support/tool_document.h"

@@ -39,7 +39,8 @@ TEST(FilesystemTest, ShowsTheTree) {
   EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("README.txt", "layouts.json", "tp1"));
   EXPECT_THAT(t.List(step + "/view/tp2").value(),
               ElementsAre("extra", "info.json", "rank0", "rank1"));
-  EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("README.txt", "layouts.json", "tp1", "tp2"));
+  EXPECT_THAT(t.List(step + "/view").value(),
+              ElementsAre("README.txt", "layouts.json", "tp1", "tp2"));
   EXPECT_THAT(t.List(step + "/view/tp2/rank1").value(),
               ElementsAre("link", "model.bin", "small.json", "whole.bin"));
   EXPECT_THAT(t.List(step + "/param").value(),
@@ -289,9 +290,10 @@ TEST(FilesystemTest, WhyAFormatIsNotThereIsLoggedOnceForARun) {
     ASSERT_TRUE(t.Walk(path)) << path;
   }
   std::vector<std::string> said = t.Log();
-  std::erase_if(said, [](const std::string& line) { return line.find("never") == std::string::npos; });
+  std::erase_if(said,
+                [](const std::string& line) { return line.find("never") == std::string::npos; });
   EXPECT_THAT(said, ElementsAre(::testing::StartsWith("/run/r/step/one/view/dp2: never: "),
-                                         ::testing::StartsWith("/run/other/step/one/view/dp2: never: ")));
+                                ::testing::StartsWith("/run/other/step/one/view/dp2: never: ")));
 }
 
 TEST(FilesystemTest, WritingIsRefused) {
@@ -418,7 +420,8 @@ TEST(FilesystemTest, TellsWhyALayoutIsNotThere) {
   t.Mount();
   const Caller root{};
   const auto inode = t.Walk("/run/r/step/s/view").value().inode;
-  EXPECT_EQ(t.fs().Attribute(inode, Filesystem::kReasonAttribute, root).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(t.fs().Attribute(inode, Filesystem::kReasonAttribute, root).error().code,
+            ErrorCode::kNotFound);
   EXPECT_THAT(t.fs().AttributeNames(inode, root), ElementsAre());
   EXPECT_FALSE(t.fs().Lookup(inode, "TP2", root));
   EXPECT_FALSE(t.fs().Lookup(inode, "tp32", root));

@@ -68,17 +68,17 @@ TEST_F(MaterialiserTest, ASourceThatMovesInTheMiddleOfAFill) {
     const auto step = entry.Mounted().value();
     const PreparedPlan source(step, PlanSourceFile(step->model(), BlobIndex{0}).value(), "source");
     int fills = 0;
-    Materialiser materialiser(
-        PagePool::Create(8 * kHugePage).value(),
-        [&](const PreparedPlan& plan, const PagePool::File& file) -> Status {
-          std::string bytes(truth.size(), '?');
-          const auto out = std::as_writable_bytes(std::span(bytes));
-          const size_t half = bytes.size() / 2;
-          CKPT_RETURN_IF_ERROR(plan.reader().Read(0, out.first(half)));
-          if (fills++ == 0) accident.happen(t_.SourcePath("r", accident.name));
-          CKPT_RETURN_IF_ERROR(plan.reader().Read(half, out.subspan(half)));
-          return WriteAll(file.fd.get(), 0, out, "file");
-        });
+    Materialiser materialiser(PagePool::Create(8 * kHugePage).value(),
+                              [&](const PreparedPlan& plan, const PagePool::File& file) -> Status {
+                                std::string bytes(truth.size(), '?');
+                                const auto out = std::as_writable_bytes(std::span(bytes));
+                                const size_t half = bytes.size() / 2;
+                                CKPT_RETURN_IF_ERROR(plan.reader().Read(0, out.first(half)));
+                                if (fills++ == 0)
+                                  accident.happen(t_.SourcePath("r", accident.name));
+                                CKPT_RETURN_IF_ERROR(plan.reader().Read(half, out.subspan(half)));
+                                return WriteAll(file.fd.get(), 0, out, "file");
+                              });
     const auto filled = materialiser.Acquire(kInode, source);
     EXPECT_EQ(filled.has_value(), accident.same);
     if (!filled) continue;

@@ -63,8 +63,7 @@ TEST_F(MemoryLimitTest, TheControllerOfVersionOneCounts) {
 }
 
 TEST_F(MemoryLimitTest, BothVersionsAtOnce) {
-  Mounts(std::string(kFirst) +
-         "33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  Mounts(std::string(kFirst) + "33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
   Groups("4:memory:/jobs\n0::/u\n");
   Limit("memory/jobs/memory.limit_in_bytes", "3000000\n");
   Limit("unified/u/memory.max", "2500000\n");

@@ -6,7 +6,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -120,7 +119,8 @@ TEST_P(MemoryStepTest, IsShownByViewAndGoesWhenItIsReleased) {
   EXPECT_TRUE(memory.expired());
 }
 
-// A step that several daemons hold (core/peer) is never `latest`, and comes and goes under its own name.
+// A step that several daemons hold (core/peer) is never `latest`, and comes and goes under its own
+// name.
 TEST_P(MemoryStepTest, OfSeveralDaemonsHasAPlaceOfItsOwn) {
   tree_.AddStep("run", "7", 7);
   FilesystemOptions options;
@@ -129,7 +129,8 @@ TEST_P(MemoryStepTest, OfSeveralDaemonsHasAPlaceOfItsOwn) {
   std::weak_ptr<const std::string> memory;
   EXPECT_THAT(*tree_.List("run/run", kRoot), ElementsAre("step"));
   tree_.HoldStep("run", "7", 7, 3, GetParam(), &memory, StepPlace::kMemory);
-  const StepRecord alone = tree_.HoldStep("other", "9", 9, kSeed, GetParam(), &memory, StepPlace::kMemory);
+  const StepRecord alone =
+      tree_.HoldStep("other", "9", 9, kSeed, GetParam(), &memory, StepPlace::kMemory);
   ASSERT_TRUE(fs.Refresh());
   EXPECT_THAT(*tree_.List("run/run", kRoot), UnorderedElementsAre("memory", "step"));
   EXPECT_THAT(*tree_.List("run/other/step", kRoot), ElementsAre());
@@ -141,7 +142,8 @@ TEST_P(MemoryStepTest, OfSeveralDaemonsHasAPlaceOfItsOwn) {
   EXPECT_EQ(*tree_.ReadAll("run/run/step/7/view/tp2/rank1/model.bin", kRoot),
             TreeFixture::Expected(1, tp2, "rank1/model.bin"));
   EXPECT_EQ(tree_.Walk("view/tp2/rank1/model.bin", kRoot)->inode,
-            tree_.Walk("run/run/step/7/view/tp2/rank1/model.bin", kRoot)->inode) << "latest is durable";
+            tree_.Walk("run/run/step/7/view/tp2/rank1/model.bin", kRoot)->inode)
+      << "latest is durable";
   // Another one of that name takes its place.
   tree_.HoldStep("run", "7", 7, 4, GetParam(), &memory, StepPlace::kMemory);
   ASSERT_TRUE(fs.Refresh());

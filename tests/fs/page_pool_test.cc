@@ -28,7 +28,8 @@ class PagePoolTest : public ::testing::Test {
   }
   static void Write(const PagePool::File& file, char letter) {
     const std::string bytes(file.size, letter);
-    ASSERT_EQ(pwrite(file.fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(pwrite(file.fd.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
   }
   static uint64_t BytesHeld(const PagePool::File& file) {
     struct stat info;
@@ -62,8 +63,8 @@ TEST_F(PagePoolTest, PagesAreRecycledAndTheirTailIsZero) {
   EXPECT_EQ(second.fd.get(), descriptor);
   EXPECT_EQ(pool_->idle_bytes(), 0u);
   EXPECT_GE(BytesHeld(second), 6 * kHugePage) << "its pages are there already";
-  auto* page = static_cast<char*>(
-      mmap(nullptr, 4096, PROT_READ, MAP_SHARED, second.fd.get(), static_cast<off_t>(6 * kHugePage)));
+  auto* page = static_cast<char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, second.fd.get(),
+                                       static_cast<off_t>(6 * kHugePage)));
   ASSERT_NE(page, MAP_FAILED);
   EXPECT_EQ(std::string(page + 100, 4096 - 100), std::string(4096 - 100, '\0'));
   munmap(page, 4096);
@@ -108,8 +109,8 @@ TEST_F(PagePoolTest, KnowsWhatSomebodyElseHasMapped) {
 }
 
 TEST_F(PagePoolTest, DefaultBudgetIsAPartOfTheMachine) {
-  const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                           static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t machine =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   EXPECT_GT(MemoryToUse(), 0u);
   EXPECT_LE(MemoryToUse(), machine);
   EXPECT_EQ(MaterialiseBudget(0, 4000), 1000u);
@@ -147,11 +148,14 @@ TEST_F(PagePoolTest, WhoTakesAFileGoesBeforeWhatIsPrepared) {
   if (!pool_) return;
   std::atomic<bool> asked{false}, go{false};
   std::thread prepares([&] {
-    EXPECT_EQ(pool_->Prepare(100 * kHugePage, [&] {
-      asked = true;
-      while (!go) std::this_thread::yield();
-      return false;
-    }), 32 * kHugePage) << "it stops at its next step";
+    EXPECT_EQ(pool_->Prepare(100 * kHugePage,
+                             [&] {
+                               asked = true;
+                               while (!go) std::this_thread::yield();
+                               return false;
+                             }),
+              32 * kHugePage)
+        << "it stops at its next step";
   });
   while (!asked) std::this_thread::yield();
   std::thread later([&] {

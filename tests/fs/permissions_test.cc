@@ -77,9 +77,9 @@ TEST(PermissionsTest, FilesWithAnAclAreTheOwners) {
   TreeFixture t;
   t.AddStep("r", "s", 1);
   // user::rw-, user:12345:r--, group::r--, mask::r--, other::r--
-  const std::array<uint16_t, 22> acl{2, 0, 1, 6, 0xffff, 0xffff, 2, 4, 12345, 0, 4, 4,
-                                     0xffff, 0xffff, 0x10, 4, 0xffff, 0xffff, 0x20, 4,
-                                     0xffff, 0xffff};
+  const std::array<uint16_t, 22> acl{2,      0,      1,    6, 0xffff, 0xffff, 2,    4,
+                                     12345,  0,      4,    4, 0xffff, 0xffff, 0x10, 4,
+                                     0xffff, 0xffff, 0x20, 4, 0xffff, 0xffff};
   const std::string path = t.SourcePath("r", "s");
   if (setxattr(path.c_str(), "system.posix_acl_access", acl.data(), sizeof(acl), 0) != 0) {
     GTEST_SKIP() << "no ACLs here: " << std::strerror(errno);

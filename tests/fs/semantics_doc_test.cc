@@ -109,8 +109,8 @@ class Shell {
   std::string Touch(const std::string& path, const Caller& caller) {
     const auto file = tree_.Walk(path, caller).value();
     EXPECT_FALSE(tree_.fs().Open(file.inode, O_WRONLY, caller));
-    return StrCat("touch: cannot touch '", path, "': ",
-                  std::string(std::strerror(kReadOnlyErrno)), "\n");
+    return StrCat("touch: cannot touch '", path, "': ", std::string(std::strerror(kReadOnlyErrno)),
+                  "\n");
   }
 
   std::string Cat(const std::string& path, const Caller& caller) {
@@ -139,13 +139,14 @@ TEST(SemanticsDocTest, EveryExampleIsTrue) {
 
 TEST(SemanticsDocTest, TheTableOfErrorsIsTheCodes) {
   const std::map<std::string, int> numbers{
-      {"ENOENT", ENOENT}, {"EACCES", EACCES}, {"ESTALE", ESTALE}, {"EIO", EIO},
+      {"ENOENT", ENOENT}, {"EACCES", EACCES},         {"ESTALE", ESTALE}, {"EIO", EIO},
       {"EINVAL", EINVAL}, {"EOPNOTSUPP", EOPNOTSUPP}, {"ENOMEM", ENOMEM}, {"EEXIST", EEXIST}};
   const std::string document = ReadDocument();
   for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
     const std::string name(ErrorCodeName(static_cast<ErrorCode>(code)));
     std::smatch row;
-    ASSERT_TRUE(std::regex_search(document, row, std::regex("\\| " + name + " \\| `(E[A-Z]+)` \\|")))
+    ASSERT_TRUE(
+        std::regex_search(document, row, std::regex("\\| " + name + " \\| `(E[A-Z]+)` \\|")))
         << name;
     EXPECT_EQ(numbers.at(row[1]), ErrnoOf(static_cast<ErrorCode>(code))) << name;
   }

@@ -290,7 +290,8 @@ TEST_F(PassthroughTest, MaterialiseCanBeForcedWithoutPassthrough) {
   const OpenFile open = Open("/view/tp2/rank1/model.bin");
   EXPECT_EQ(open.mode, ServingMode::kMaterialise);
   EXPECT_EQ(open.backing_fd, -1);
-  EXPECT_TRUE(*testing::ReadHandle(t_.fs(), open.handle, 12'345) == Model("tp2", "rank1/model.bin"));
+  EXPECT_TRUE(*testing::ReadHandle(t_.fs(), open.handle, 12'345) ==
+              Model("tp2", "rank1/model.bin"));
   t_.fs().Release(open.handle);
 }
 

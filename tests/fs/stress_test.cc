@@ -52,9 +52,8 @@ void ReadRandomly(Filesystem& fs, const OpenFile& open, const std::string& expec
   for (int i = 0; i < 4; ++i) {
     const size_t offset = random() % (expected.size() + 10);
     std::string bytes(random() % 70'000 + 1, '?');
-    const size_t due = offset >= expected.size()
-                           ? 0
-                           : std::min(bytes.size(), expected.size() - offset);
+    const size_t due =
+        offset >= expected.size() ? 0 : std::min(bytes.size(), expected.size() - offset);
     size_t got = 0;
     if (open.backing_fd >= 0 && i % 2 == 0) {
       got = static_cast<size_t>(
@@ -71,8 +70,8 @@ void ReadRandomly(Filesystem& fs, const OpenFile& open, const std::string& expec
 }
 
 // Walks to a file as the kernel does, reads, and gives all references back.
-void VisitOnce(Filesystem& fs, const KnownFile& file, const std::string& base,
-               std::mt19937& random, std::atomic<uint64_t>& visited) {
+void VisitOnce(Filesystem& fs, const KnownFile& file, const std::string& base, std::mt19937& random,
+               std::atomic<uint64_t>& visited) {
   std::vector<InodeNumber> held;
   InodeNumber at = kRootInode;
   std::istringstream components(base + "/" + file.path);

@@ -262,8 +262,8 @@ StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, u
   return store_->Publish(run, model, StrCat(root, "/", id), root).value();
 }
 
-StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id,
-                                 uint64_t iteration, uint32_t seed, size_t piece,
+StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id, uint64_t iteration,
+                                 uint32_t seed, size_t piece,
                                  std::weak_ptr<const std::string>* bytes, StepPlace place) {
   const auto owner = std::make_shared<const std::string>(SourceBytes(seed));
   *bytes = owner;
@@ -285,8 +285,8 @@ StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id,
   const OwnerAndMode access{blob.mode, blob.uid, blob.gid, false};
   EXPECT_TRUE(memory->Add(blob.path, std::move(rope), owner, access));
   const std::string root = directory_ / "source" / run;
-  MemoryStep step{run, StrCat(root, "/", id), root,
-                  MakeModel(id, iteration, store_->blobs(), blob), std::move(memory)};
+  MemoryStep step{run, StrCat(root, "/", id), root, MakeModel(id, iteration, store_->blobs(), blob),
+                  std::move(memory)};
   if (place == StepPlace::kMemory) return catalogue_->ShowMemory(std::move(step)).value();
   return catalogue_->Hold(std::move(step)).value();
 }
@@ -362,19 +362,24 @@ std::vector<Accident> Accidents() {
   };
   std::vector<Accident> all{
       {"chmod", [](const std::string& path) { chmod(path.c_str(), 0600); }},
-      {"link", [](const std::string& path) { EXPECT_EQ(link(path.c_str(), (path + "2").c_str()), 0); }},
+      {"link",
+       [](const std::string& path) { EXPECT_EQ(link(path.c_str(), (path + "2").c_str()), 0); }},
       {"touch", [](const std::string& path) { utimensat(AT_FDCWD, path.c_str(), nullptr, 0); }},
       {"written alike", [write](const std::string& path) { write(path, false); }},
-      {"written and put back", [write](const std::string& path) { write(path, true), write(path, true); }},
+      {"written and put back",
+       [write](const std::string& path) { write(path, true), write(path, true); }},
       {"written", [write](const std::string& path) { write(path, true); }, false},
       {"cut", [](const std::string& path) { std::filesystem::resize_file(path, 5000); }, false},
-      {"exchanged", [](const std::string& path) {
+      {"exchanged",
+       [](const std::string& path) {
          std::filesystem::copy_file(path, path + ".new");
          std::filesystem::rename(path + ".new", path);
-       }, false},
+       },
+       false},
       {"gone", [](const std::string& path) { std::filesystem::remove(path); }, false}};
   if (geteuid() == 0) {
-    all.push_back({"chown", [](const std::string& path) { EXPECT_EQ(chown(path.c_str(), 7, 7), 0); }});
+    all.push_back(
+        {"chown", [](const std::string& path) { EXPECT_EQ(chown(path.c_str(), 7, 7), 0); }});
   }
   return all;
 }

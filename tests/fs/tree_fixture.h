@@ -61,8 +61,7 @@ class TreeFixture {
   // Publish a step of the source file `file`, which is written if it is not
   // there or has other bytes than those of `seed`.
   StepRecord AddStep(const std::string& run, const std::string& id, uint64_t iteration,
-                     uint32_t seed = 1, uint32_t mode = 0644,
-                     const std::string& file = "data.bin");
+                     uint32_t seed = 1, uint32_t mode = 0644, const std::string& file = "data.bin");
 
   // The same step without a file: in memory, in pieces of `piece` bytes that live
   // as long as `*bytes`.

@@ -24,9 +24,18 @@ size_t Below(Random& random, size_t end) { return end == 0 ? 0 : random() % end;
 
 // Numbers at which parsers tend to break.
 uint64_t Interesting(Random& random) {
-  constexpr uint64_t kNumbers[] = {0,          1,          0x7f,        0xff,       0xffff,
-                                   0x7fffffff, 0x80000000, 0xffffffff,  0x100000000, ~uint64_t{0},
-                                   ~uint64_t{0} >> 1,      uint64_t{1} << 63};
+  constexpr uint64_t kNumbers[] = {0,
+                                   1,
+                                   0x7f,
+                                   0xff,
+                                   0xffff,
+                                   0x7fffffff,
+                                   0x80000000,
+                                   0xffffffff,
+                                   0x100000000,
+                                   ~uint64_t{0},
+                                   ~uint64_t{0} >> 1,
+                                   uint64_t{1} << 63};
   return kNumbers[Below(random, std::size(kNumbers))];
 }
 
@@ -35,26 +44,17 @@ void MutateOnce(std::string& text, Random& random) {
   const size_t at = Below(random, text.size());
   const size_t length = std::min(text.size() - at, 1 + Below(random, 16));
   switch (Below(random, 6)) {
-    case 0:
-      text[at] = static_cast<char>(text[at] ^ (1 << Below(random, 8)));
-      return;
-    case 1:
-      text[at] = static_cast<char>(random());
-      return;
+    case 0: text[at] = static_cast<char>(text[at] ^ (1 << Below(random, 8))); return;
+    case 1: text[at] = static_cast<char>(random()); return;
     case 2: {
       const uint64_t number = Interesting(random);
       const size_t width = std::min<size_t>(length, 8);
       for (size_t i = 0; i < width; ++i) text[at + i] = static_cast<char>(number >> (8 * i));
       return;
     }
-    case 3:
-      text.erase(at, length);
-      return;
-    case 4:
-      text.insert(Below(random, text.size()), text.substr(at, length));
-      return;
-    default:
-      text.resize(at);
+    case 3: text.erase(at, length); return;
+    case 4: text.insert(Below(random, text.size()), text.substr(at, length)); return;
+    default: text.resize(at);
   }
 }
 

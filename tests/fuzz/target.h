@@ -18,10 +18,10 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 // Always on: a broken promise of the code under test.
-#define FUZZ_CHECK(condition)                                             \
-  do {                                                                    \
-    if (!(condition)) {                                                   \
+#define FUZZ_CHECK(condition)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
       std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                       \
-    }                                                                     \
+      std::abort();                                                        \
+    }                                                                      \
   } while (false)

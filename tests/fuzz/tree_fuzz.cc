@@ -36,18 +36,60 @@ namespace {
 
 namespace files = std::filesystem;
 
-constexpr std::array kNames = {
-    "latest", "latest_universal", "global_step5", "global_step6", "checkpoint-500", "checkpoint-600",
-    "checkpoints", "checkpoint", "step-10", "run", "mp_rank_00_model_states.pt",
-    "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-    "layer_00-model_00-model_states.pt", "zero", "optimizer_state.pt", ".metadata", "__0_0.distcp",
-    "__0.metadata", "pytorch_model_fsdp_0", "optimizer_0", "pytorch_model", "model.safetensors",
-    "model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin",
-    "pytorch_model.bin.index.json", "pytorch_model_fsdp.bin", "optimizer.pt", "optimizer.bin",
-    "trainer_state.json", "training_args.bin", "random_states_0.pkl", "config.json",
-    "adapter_model.safetensors", "adapter_config.json", "modules.json", "1_Pooling", "models--a--b",
-    "snapshots", "epoch=1-step=5.ckpt", "last.ckpt", "common.pt", "metadata.json", "mp_rank_00",
-    "model_optim_rng.pt", "weights", "context", "-", " ", "*", "\xff\xfe", "\n", ".hidden"};
+constexpr std::array kNames = {"latest",
+                               "latest_universal",
+                               "global_step5",
+                               "global_step6",
+                               "checkpoint-500",
+                               "checkpoint-600",
+                               "checkpoints",
+                               "checkpoint",
+                               "step-10",
+                               "run",
+                               "mp_rank_00_model_states.pt",
+                               "zero_pp_rank_0_mp_rank_00_model_states.pt",
+                               "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+                               "layer_00-model_00-model_states.pt",
+                               "zero",
+                               "optimizer_state.pt",
+                               ".metadata",
+                               "__0_0.distcp",
+                               "__0.metadata",
+                               "pytorch_model_fsdp_0",
+                               "optimizer_0",
+                               "pytorch_model",
+                               "model.safetensors",
+                               "model.safetensors.index.json",
+                               "model-00001-of-00002.safetensors",
+                               "pytorch_model.bin",
+                               "pytorch_model.bin.index.json",
+                               "pytorch_model_fsdp.bin",
+                               "optimizer.pt",
+                               "optimizer.bin",
+                               "trainer_state.json",
+                               "training_args.bin",
+                               "random_states_0.pkl",
+                               "config.json",
+                               "adapter_model.safetensors",
+                               "adapter_config.json",
+                               "modules.json",
+                               "1_Pooling",
+                               "models--a--b",
+                               "snapshots",
+                               "epoch=1-step=5.ckpt",
+                               "last.ckpt",
+                               "common.pt",
+                               "metadata.json",
+                               "mp_rank_00",
+                               "model_optim_rng.pt",
+                               "weights",
+                               "context",
+                               "-",
+                               " ",
+                               "*",
+                               "\xff\xfe",
+                               "\n",
+                               ".hidden"};
 
 // Directory and file that are a step's, so that a change of one byte leaves one.
 constexpr std::string_view kTensor = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
@@ -77,8 +119,8 @@ std::string Content(uint8_t which, std::string_view rest) {
 class Ground {
  public:
   Ground() {
-    std::string name = access("/dev/shm", W_OK) == 0 ? "/dev/shm/ckptfs_fuzz_XXXXXX"
-                                                     : "/tmp/ckptfs_fuzz_XXXXXX";
+    std::string name =
+        access("/dev/shm", W_OK) == 0 ? "/dev/shm/ckptfs_fuzz_XXXXXX" : "/tmp/ckptfs_fuzz_XXXXXX";
     FUZZ_CHECK(mkdtemp(name.data()) != nullptr);
     top_ = name;
     FUZZ_CHECK(chmod(top_.c_str(), 0755) == 0);
@@ -132,8 +174,16 @@ class Ground {
 
 void Link(const Ground& ground, const std::string& path, uint8_t which) {
   const std::array<std::string, 11> targets = {
-      ".", "..", "../..", ground.tree(), ground.outside(), ground.outside() + "/model.safetensors",
-      "/", "/nowhere", ckptfs::LastComponent(path), kNames[which % kNames.size()],
+      ".",
+      "..",
+      "../..",
+      ground.tree(),
+      ground.outside(),
+      ground.outside() + "/model.safetensors",
+      "/",
+      "/nowhere",
+      ckptfs::LastComponent(path),
+      kNames[which % kNames.size()],
       ground.outside() + "/" + ckptfs::LastComponent(path)};
   (void)!symlink(targets[which % targets.size()].c_str(), path.c_str());
 }

@@ -106,7 +106,8 @@ TEST(Completions, NameEveryCommandAndOption) {
       EXPECT_NE(script.find(command.name), std::string::npos) << shell << " " << command.name;
       for (const CommandOption& option : command.options) {
         if (option.positional()) continue;
-        const std::string written = std::string(shell) == "fish" ? option.name.substr(2) : option.name;
+        const std::string written =
+            std::string(shell) == "fish" ? option.name.substr(2) : option.name;
         EXPECT_NE(script.find(written), std::string::npos) << shell << " " << option.name;
       }
     }

@@ -13,16 +13,16 @@ namespace {
 using Words = std::vector<std::string>;
 
 TEST(TranslateMountWords, LeavesOurOwnCommandsAlone) {
-  for (const Words& words : {Words{"mount", "/mnt"}, Words{"mount", "/mnt", "--store", "/s"}, Words{},
-                             Words{"--help"}, Words{"adopt", "/data", "--name", "x"}}) {
+  for (const Words& words : {Words{"mount", "/mnt"}, Words{"mount", "/mnt", "--store", "/s"},
+                             Words{}, Words{"--help"}, Words{"adopt", "/data", "--name", "x"}}) {
     EXPECT_EQ(*TranslateMountWords(words), words);
   }
 }
 
 TEST(TranslateMountWords, TakesTheWordsOfMount) {
-  const auto words = TranslateMountWords(
-      {"/srv/store", "/mnt/ckpt", "-n", "-o", "rw,nofail,run=a,step=global_step5,follow,allow_other",
-       "-t", "fuse.ckptfs"});
+  const auto words = TranslateMountWords({"/srv/store", "/mnt/ckpt", "-n", "-o",
+                                          "rw,nofail,run=a,step=global_step5,follow,allow_other",
+                                          "-t", "fuse.ckptfs"});
   ASSERT_TRUE(words) << words.error().message;
   EXPECT_EQ(*words, (Words{"mount", "--run", "a", "--step", "global_step5", "--follow",
                            "--allow-other", "--store", "/srv/store", "--", "/mnt/ckpt"}));

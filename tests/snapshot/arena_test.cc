@@ -185,9 +185,9 @@ TEST(ArenaTest, ALargeOneIsOfHugePages) {
   ASSERT_EQ(ftruncate(plain.get(), kHuge), 0);
   void* const room = mmap(nullptr, 2 * kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const auto begin = (reinterpret_cast<uintptr_t>(room) + kHuge - 1) / kHuge * kHuge;
-  char* const page = static_cast<char*>(mmap(reinterpret_cast<void*>(begin), kHuge,
-                                             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                                             plain.get(), 0));
+  char* const page =
+      static_cast<char*>(mmap(reinterpret_cast<void*>(begin), kHuge, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_FIXED, plain.get(), 0));
   *page = 1;
   const bool able = madvise(page, kHuge, 25 /* MADV_COLLAPSE */) == 0;
   munmap(room, 2 * kHuge);

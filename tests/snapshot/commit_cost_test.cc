@@ -31,20 +31,20 @@ struct Machine {
           std::chrono::milliseconds slow = {})
       : storage(std::make_shared<CountingStorage>(disk)),
         store(*Store::OpenOn(storage)),
-        commit(*store,
-               [&made, slow](const auto& blobs, const auto& paths) {
-                 ++made;
-                 std::this_thread::sleep_for(slow);
-                 return ModelOfRankFiles()(blobs, paths);
-               },
-               kRarely) {}
+        commit(
+            *store,
+            [&made, slow](const auto& blobs, const auto& paths) {
+              ++made;
+              std::this_thread::sleep_for(slow);
+              return ModelOfRankFiles()(blobs, paths);
+            },
+            kRarely) {}
 
   Status Prepare(const AttemptName& name, uint32_t rank, uint32_t world) {
     auto text = std::make_shared<std::string>(RankFileOf(7, rank, world));
     PreparedPart part{name, 7, world, 0, {{rank, text->size(), ChunkDigestsOf(*text)}}};
     MemoryRoot bytes("handed over");
-    CKPT_RETURN_IF_ERROR(
-        bytes.Add(part.PathOf(rank), {std::as_bytes(std::span(*text))}, text, {}));
+    CKPT_RETURN_IF_ERROR(bytes.Add(part.PathOf(rank), {std::as_bytes(std::span(*text))}, text, {}));
     return commit.Prepare(std::move(part), bytes);
   }
 

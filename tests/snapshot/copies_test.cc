@@ -68,7 +68,8 @@ class GatedCopier final : public Copier {
     return host_.Enqueue(copies, trainer);
   }
   Status Wait() override { return {}; }
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>, std::span<const DeviceStream>) override {
+  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
+                              std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
@@ -93,7 +94,8 @@ TEST_F(CopiesTest, AWriteThatNobodyCountedShows) {
     gate.unlock();
     EXPECT_EQ(writer->WaitDurable(step, kLong), step % 2 == 0);
   }
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("p0.of0 was written before the update"));
+  EXPECT_THAT(writer->status().last_drop,
+              testing::HasSubstr("p0.of0 was written before the update"));
   EXPECT_EQ(kept().size(), 2u);
 }
 

@@ -244,7 +244,9 @@ TEST_F(CudaCopierTest, WhereNothingDigestsThatIsSaid) {
   const std::vector streams{Training()};
   const auto refusal = [&](CudaCopier& copier, std::span<const DeviceStream> on) {
     const auto digests = copier.Digest({&piece, 1}, on);
-    return digests ? "none" : digests.error().code == ErrorCode::kUnsupported ? digests.error().message : "other";
+    return digests                                           ? "none"
+           : digests.error().code == ErrorCode::kUnsupported ? digests.error().message
+                                                             : "other";
   };
   EXPECT_THAT(refusal(*Open(""), streams), testing::HasSubstr("CUDA's compiler"));
   const auto copier = Open();
@@ -326,9 +328,8 @@ TEST_F(CudaCopierTest, AStepFromADeviceIsTheTruthOrNothing) {
   size_t failed = 0;
   for (uint64_t at = 0; at < 60; ++at) {
     SCOPED_TRACE(at);
-    const auto writer = std::make_unique<SnapshotWriter>(
-        WriterOptions{directory_.path(), "run", StrCat("job", at), 0, 1, 2, kLong,
-                      [] { return Open(); }});
+    const auto writer = std::make_unique<SnapshotWriter>(WriterOptions{
+        directory_.path(), "run", StrCat("job", at), 0, 1, 2, kLong, [] { return Open(); }});
     RankMemory memory({5000, 3, 700});
     for (uint64_t step = 0; step < 3; ++step) {
       memory.Fill(static_cast<unsigned char>(at + step));

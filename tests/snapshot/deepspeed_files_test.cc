@@ -164,8 +164,7 @@ TEST(DeepSpeedFilesTest, TheTagIsTheNameOfADirectory) {
                 HasSubstr("not a directory's name"));
   }
   static const std::string cut("\x80\x02");
-  EXPECT_THAT(RefusalOf([](auto& r) { r[0].tensors[1] = Keyed("t", cut); }),
-              HasSubstr("t: "));
+  EXPECT_THAT(RefusalOf([](auto& r) { r[0].tensors[1] = Keyed("t", cut); }), HasSubstr("t: "));
 }
 
 }  // namespace

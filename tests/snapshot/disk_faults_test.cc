@@ -42,8 +42,8 @@ class DiskFaultsTest : public testing::Test {
       ReceivedStep received{{"run", "job", 1}, 3, {}};
       for (uint32_t rank = 0; rank < 2; ++rank) {
         const auto text = std::make_shared<std::string>(RankFileOf(3, rank, 2));
-        received.files.push_back({text->size(), {std::as_bytes(std::span(*text))},
-                                  ChunkDigestsOf(*text), false, text});
+        received.files.push_back(
+            {text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text});
       }
       return keeper.Keep(std::move(received));
     }

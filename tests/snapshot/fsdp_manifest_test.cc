@@ -213,9 +213,9 @@ TEST(FsdpManifestTest, ItGrowsWithTheModelAndNotWithTheRanks) {
 
 TEST(FsdpManifestTest, RanksOfUnequalRowsAndOfNone) {
   World world = MakeWorld(8);
-  HoldRows(world, "a.weight", {10, 4}, RanksOf(0, 8), 0, 4);   // 2 rows on 5 ranks
-  HoldRows(world, "b.weight", {3, 4}, RanksOf(0, 8), 0, 4);    // a row on 3 ranks
-  HoldRows(world, "c.weight", {67, 4}, RanksOf(0, 8), 0, 4);   // 9 rows, and 4
+  HoldRows(world, "a.weight", {10, 4}, RanksOf(0, 8), 0, 4);  // 2 rows on 5 ranks
+  HoldRows(world, "b.weight", {3, 4}, RanksOf(0, 8), 0, 4);   // a row on 3 ranks
+  HoldRows(world, "c.weight", {67, 4}, RanksOf(0, 8), 0, 4);  // 9 rows, and 4
   HoldRows(world, "d.weight", {64, 4}, RanksOf(0, 8), 0, 4);
   const ReadStep step = Read(std::move(world));
   ExpectRight(step);
@@ -252,7 +252,8 @@ TEST(FsdpManifestTest, RowsThatLieApartOnARankAndReplicasThatShareTheWriting) {
   World world = MakeWorld(4);
   for (uint64_t rank = 0; rank < 2; ++rank) {  // every rank every second run of 3 rows
     RankState state{"apart.weight", {12, 2}, {}};
-    for (uint64_t run = rank; run < 4; run += 2) state.boxes.push_back({{3 * run, 0}, {3 * run + 3, 2}});
+    for (uint64_t run = rank; run < 4; run += 2)
+      state.boxes.push_back({{3 * run, 0}, {3 * run + 3, 2}});
     Hold(world, rank, state);
   }
   HoldRows(world, "first.weight", {6, 2}, {0, 1}, 0, 2);   // HSDP: ranks 0 and 1
@@ -277,7 +278,8 @@ TEST(FsdpManifestTest, BoxesThatDoNotContinueEachOtherKeepTheirPlace) {
 TEST(FsdpManifestTest, HeadersThatDifferInNumbersAloneAreEquallyLong) {
   const auto length = [](size_t rank) {
     World world = Sharded(128, 100);
-    const auto file = CaptureFile::Make(std::move(world.ranks[rank]), static_cast<uint32_t>(rank), 128);
+    const auto file =
+        CaptureFile::Make(std::move(world.ranks[rank]), static_cast<uint32_t>(rank), 128);
     return file->Runs(0, file->bytes(), false)[0].bytes;
   };
   EXPECT_EQ(length(1), length(127));

@@ -48,8 +48,8 @@ class HoleTest : public testing::Test {
     page_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     // Far below where others are mapped, who would take the hole's place.
     void* const place = reinterpret_cast<void*>(uintptr_t{0x5520} << 32);
-    void* const mapped = mmap(place, 3 * page_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapped =
+        mmap(place, 3 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_EQ(mapped, place);
     memory_ = static_cast<char*>(mapped);
     std::fill_n(memory_, 3 * page_, 'x');

@@ -149,7 +149,8 @@ TEST_F(HostileClientTest, AHelloWithTwoDescriptorsLeavesNone) {
   while (status()["ranks"] != 0) std::this_thread::yield();
   const size_t before = Descriptors();
   const Descriptor sent(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (const SnapshotWord word : {SnapshotWord::kHello, SnapshotWord::kReturn, SnapshotWord::kBegin}) {
+  for (const SnapshotWord word :
+       {SnapshotWord::kHello, SnapshotWord::kReturn, SnapshotWord::kBegin}) {
     Client client(directory_.path());
     SnapshotMessage message = client.Hello(0, 1, 1000);
     message.word = word;
@@ -231,7 +232,8 @@ TEST_F(HostileClientTest, WhoLeavesAnswersUnreadIsNotHeard) {
   uint64_t step = 0;
   int full = 0;
   while (full < 20) {
-    const bool sent = SendSnapshotMessage(client.socket(), AskAbout(++step), -1, Full::kFail).has_value();
+    const bool sent =
+        SendSnapshotMessage(client.socket(), AskAbout(++step), -1, Full::kFail).has_value();
     full = sent ? 0 : full + 1;
     if (!sent) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -142,7 +142,9 @@ class KeptTensorsTest : public testing::Test {
     const auto collected = store_->Collect({});
     ASSERT_TRUE(collected) << collected.error().message;
   }
-  size_t FilesThere() const { return ListFilesBelow(FileRoot(store_->blobs()), "snapshots")->size(); }
+  size_t FilesThere() const {
+    return ListFilesBelow(FileRoot(store_->blobs()), "snapshots")->size();
+  }
 
   const TemporaryDirectory directory_;
   const std::unique_ptr<Store> store_ = *Store::Open(directory_.path(), true);

@@ -73,7 +73,8 @@ class StoreDaemon {
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
         spooler_(SpoolerAt(spool)),
-        keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }, spooler_.get()) {
+        keeper_(
+            *store_, catalogue_, [](const StepRecord&) { return Status(); }, spooler_.get()) {
     ReceiverOptions options;
     options.store = directory;
     options.memory_bytes = 4 << 20;
@@ -88,7 +89,9 @@ class StoreDaemon {
     options.spooler = spooler_.get();
     options.waits = [this](const ReceivedStep& step) { keeper_.ShowSoon(step); };
     options.shelf = std::move(shelf);
-    options.stored = [this](const PartAgain& part) { return keeper_.FindStored(part)->has_value(); };
+    options.stored = [this](const PartAgain& part) {
+      return keeper_.FindStored(part)->has_value();
+    };
     receiver_ = *Receiver::Start(std::move(options));
   }
   // Nobody is connected, and what was received is stored or dropped.
@@ -142,7 +145,8 @@ class FakeManager {
   std::shared_ptr<ArenaShelf> Shelf(const std::string& store) const {
     setenv("NOTIFY_SOCKET", path_.c_str(), 1);
     std::vector<DescriptorStore::Kept> passed;
-    for (const auto& one : kept_) passed.push_back({one.name, Descriptor(dup(one.descriptor.get()))});
+    for (const auto& one : kept_)
+      passed.push_back({one.name, Descriptor(dup(one.descriptor.get()))});
     return ArenaShelf::Open(DescriptorStore::Find(), std::move(passed), store);
   }
   std::vector<DescriptorStore::Kept>& kept() { return kept_; }
@@ -220,8 +224,7 @@ class KillTest : public testing::Test {
     ExpectVerified(**loaded);
     pointed_ += (*loaded)->model.blobs.size() > 1 ? 1 : 0;
     if (!base_.empty()) return true;
-    const auto bytes =
-        ReadWhole(FileRoot(store->blobs()), (*loaded)->model.blobs[0].path, 1 << 24);
+    const auto bytes = ReadWhole(FileRoot(store->blobs()), (*loaded)->model.blobs[0].path, 1 << 24);
     EXPECT_TRUE(bytes) << bytes.error().message;
     const auto file = CaptureFile::Make(CaptureAt(step), 0, 1);
     std::string truth(file->bytes(), '\0');
@@ -455,10 +458,12 @@ TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
         EXPECT_EQ(ftruncate(ledger, root ? off_t{2} * off_t{kLedgerSlot} : 0), 0);
       },
       [&](int arena, int) {
-        for (off_t chunk = 0; chunk < 8; ++chunk) flip(arena, chunk * off_t{testing_support::kSmallChunk} + 4096);
+        for (off_t chunk = 0; chunk < 8; ++chunk)
+          flip(arena, chunk * off_t{testing_support::kSmallChunk} + 4096);
       },
       [&](int arena, int) {
-        for (off_t chunk = 0; chunk < 8; ++chunk) flip(arena, chunk * off_t{testing_support::kSmallChunk} + 20);
+        for (off_t chunk = 0; chunk < 8; ++chunk)
+          flip(arena, chunk * off_t{testing_support::kSmallChunk} + 20);
       },
       [&](int, int) { manager.kept().erase(manager.kept().begin()); },
       [&](int, int) { std::swap(manager.kept()[0].descriptor, manager.kept()[1].descriptor); },

@@ -26,15 +26,17 @@ constexpr uint64_t kStep = 4;
 constexpr uint32_t kChunks = 100;  // more than a daemon reads of a rank at once
 constexpr uint64_t kPayload = kSmallChunk - kArenaPage;
 
-// A rank that hands a file of so many chunks over, and says when it has greeted and when it is over.
-void HandOver(const std::string& store, uint32_t rank, uint32_t chunks, const std::function<void()>& ready) {
+// A rank that hands a file of so many chunks over, and says when it has greeted and when it is
+// over.
+void HandOver(const std::string& store, uint32_t rank, uint32_t chunks,
+              const std::function<void()>& ready) {
   Client client(store, "job");
   client.Say(client.Hello(rank, 2, kChunks * kPayload));
   if (rank == 1) ready();  // before it is answered
   const auto welcome = client.Hear();
   if (!welcome || welcome->word != SnapshotWord::kWelcome) _exit(3);
-  const auto arena = *ArenaWriter::Open(client.memory().get(),
-                                        {welcome->length, static_cast<uint32_t>(welcome->sequence)});
+  const auto arena = *ArenaWriter::Open(
+      client.memory().get(), {welcome->length, static_cast<uint32_t>(welcome->sequence)});
   if (rank == 0) ready();
   SnapshotMessage message = client.Begin(chunks * kPayload);
   message.step = kStep;

@@ -33,7 +33,8 @@ std::string SocketOf(const std::string& store, uint32_t node) { return StrCat(st
 
 class NodeDaemon {
  public:
-  NodeDaemon(const std::string& directory, uint32_t node, std::chrono::milliseconds patience = kLong)
+  NodeDaemon(const std::string& directory, uint32_t node,
+             std::chrono::milliseconds patience = kLong)
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
         keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }),
@@ -77,7 +78,8 @@ class NodesTest : public testing::Test {
   }
   bool IsStored(uint64_t step) const {
     const auto store = *Store::Open(directory_.path(), true);
-    if (const auto record = store->Resolve("run", StrCat(step))) ExpectVerified(**store->Load(*record));
+    if (const auto record = store->Resolve("run", StrCat(step)))
+      ExpectVerified(**store->Load(*record));
     return IsStepThere(Disk(), StrCat(step), step, 2);
   }
   std::shared_ptr<Storage> Disk() const {
@@ -204,7 +206,8 @@ TEST_F(NodesTest, ARankThatNeverArrivesIsNamed) {
   // Rank 1 is known, and then does not save.
   uint64_t step = 0;
   bool durable = false;
-  while (!durable) {  // a busy machine is late, too, and has no room for the next while a late one goes
+  while (!durable) {  // a busy machine is late, too, and has no room for the next while a late one
+                      // goes
     ++step;
     durable = Save(first, step, 0) && Save(second, step, 1) && first.WaitDurable(step, kLong) &&
               second.WaitDurable(step, kLong);

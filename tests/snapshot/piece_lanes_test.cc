@@ -38,7 +38,8 @@ TEST(PieceLanesTest, IsXxh3AtEveryLengthAndAlignment) {
   std::string bytes(300'000, 0);
   for (char& byte : bytes) byte = static_cast<char>(random());
   for (int round = 0; round < 3000; ++round) {
-    const size_t size = kShortestPiece + (round < 2200 ? static_cast<size_t>(round) : random() % 280'000);
+    const size_t size =
+        kShortestPiece + (round < 2200 ? static_cast<size_t>(round) : random() % 280'000);
     const auto piece = std::string_view(bytes).substr(random() % 17, size);
     ASSERT_EQ(ByFourThreads(piece), DigestOf(piece)) << size;
   }

@@ -2,6 +2,8 @@
 //
 // What a daemon gives to other daemons' memory, and what peers that are slow, full or away cost.
 
+#include "snapshot/landing/protector.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,7 +11,6 @@
 #include <thread>
 
 #include "core/peer/memory_attempts.h"
-#include "snapshot/landing/protector.h"
 #include "tests/core/peer/peers.h"
 #include "tests/support/faulty_transport.h"
 
@@ -50,7 +51,8 @@ class ProtectorTest : public testing::Test {
  protected:
   void Start(const char* scheme = "copy", uint64_t budget = uint64_t{64} << 20) {
     mine_ = std::make_unique<PeerShelf>(budget);
-    pool_ = std::make_unique<PeerPool>(faulty_, IdentityOf(9), [this](std::string_view) { ++lines_; }, milliseconds(1));
+    pool_ = std::make_unique<PeerPool>(
+        faulty_, IdentityOf(9), [this](std::string_view) { ++lines_; }, milliseconds(1));
     ProtectorOptions options;
     options.scheme = *ProtectScheme::Parse(scheme);
     options.node = {9, 9};
@@ -71,7 +73,8 @@ class ProtectorTest : public testing::Test {
   void Peers(const std::vector<const ServedShelf*>& peers) {
     std::vector<PeerRecord> records;
     for (const ServedShelf* peer : peers) {
-      records.push_back({peer->identity.node, peer->server->address(), "host", peer->identity.node.Hex()});
+      records.push_back(
+          {peer->identity.node, peer->server->address(), "host", peer->identity.node.Hex()});
     }
     pool_->Set(records);
   }
@@ -83,7 +86,8 @@ class ProtectorTest : public testing::Test {
   }
   static bool Holds(const ServedShelf& peer, uint64_t step, uint32_t rank) {
     for (const ShelvedPart& part : peer.shelf.List()) {
-      if (part.step == step && part.rank == rank && part.state == ShelvedState::kProtected) return true;
+      if (part.step == step && part.rank == rank && part.state == ShelvedState::kProtected)
+        return true;
     }
     return false;
   }
@@ -104,10 +108,12 @@ TEST_F(ProtectorTest, ASaveIsHeldByAnotherNodeAndItsArenaIsFree) {
   Peers({&one_, &two_});
   Arena first(BytesOfSeed(1, 1'500'000)), second(BytesOfSeed(2, 900'000));
   Save(7, {&first, &second}, 2);
-  ASSERT_TRUE(Becomes([&] { return (Holds(one_, 7, 0) || Holds(two_, 7, 0)) && (Holds(one_, 7, 1) || Holds(two_, 7, 1)); }))
-      << protector_->StatusJson();
-  ASSERT_TRUE(Becomes([&] { return protector_->StatusJson().find("\"protected\":1") != std::string::npos; }))
-      << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] {
+    return (Holds(one_, 7, 0) || Holds(two_, 7, 0)) && (Holds(one_, 7, 1) || Holds(two_, 7, 1));
+  })) << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] {
+    return protector_->StatusJson().find("\"protected\":1") != std::string::npos;
+  })) << protector_->StatusJson();
   EXPECT_TRUE(first.held.expired());
   // The next one takes its place everywhere.
   Arena again(BytesOfSeed(3, 1'500'000)), more(BytesOfSeed(4, 900'000));
@@ -123,7 +129,8 @@ TEST_F(ProtectorTest, TwoCopiesAreOnTwoNodes) {
   Peers({&one_, &two_});
   Arena arena(BytesOfSeed(1, 600'000));
   Save(7, {&arena}, 1);
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
+      << protector_->StatusJson();
 }
 
 TEST_F(ProtectorTest, WithoutPeersNothingIsHeldUp) {
@@ -170,7 +177,8 @@ TEST_F(ProtectorTest, AShelfThatIsFullCostsALine) {
     Save(step, {&arena}, 1);
     ASSERT_TRUE(Becomes([&] { return arena.held.expired(); }));
   }
-  EXPECT_TRUE(Becomes([&] { return protector_->StatusJson().find("\"full\":3") != std::string::npos; }));
+  EXPECT_TRUE(
+      Becomes([&] { return protector_->StatusJson().find("\"full\":3") != std::string::npos; }));
   EXPECT_EQ(lines_, 1);
 }
 
@@ -194,8 +202,9 @@ TEST_F(ProtectorTest, ASaveThatOthersPassedOverGivesWay) {
   Put(one_.shelf, other, part);
   Arena first(BytesOfSeed(1, 200'000)), second(BytesOfSeed(2, 200'000));
   Save(1, {&first}, 2);
-  ASSERT_TRUE(Becomes([&] { return protector_->StatusJson().find("went on without it") != std::string::npos; }))
-      << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] {
+    return protector_->StatusJson().find("went on without it") != std::string::npos;
+  })) << protector_->StatusJson();
   Save(2, {&second}, 2);
   EXPECT_TRUE(Becomes([&] { return Holds(one_, 2, 0); })) << protector_->StatusJson();
 }

@@ -184,7 +184,8 @@ TEST(SnapshotProtocolTest, DescriptorsThatNobodyWantsAreClosed) {
         const auto got = ReceiveSnapshotMessage(pair.a.get(), asked);
         const bool kept = got && got->passed.valid();
         EXPECT_EQ(kept, asked && count == 1 && bytes == good) << count;
-        EXPECT_EQ(OpenDescriptors(), before + (kept ? 1 : 0)) << bytes.size() << " bytes, " << count;
+        EXPECT_EQ(OpenDescriptors(), before + (kept ? 1 : 0))
+            << bytes.size() << " bytes, " << count;
         if (asked && count > 1) {
           EXPECT_FALSE(got && got->kind == Incoming::Kind::kMessage) << count;
         }

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "core/base/strings.h"
-#include "core/state/rank_file.h"
 #include "core/io/memory_root.h"
+#include "core/state/rank_file.h"
 #include "formats/families/shipped.h"
 #include "snapshot/trainer/capture.h"
 
@@ -138,8 +138,7 @@ TEST(RankFilesTest, WhatIsMissingDoubleOrContradictoryIsRefused) {
   EXPECT_THAT(Refusal([](auto&) {}, 3), HasSubstr("to rank 0 of 3"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].parameters[0].role = "queen"; }),
               HasSubstr("'queen' is not a role"));
-  EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.pop_back(); }),
-              HasSubstr("no rank declares"));
+  EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.pop_back(); }), HasSubstr("no rank declares"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.push_back(r[0].parameters[0]); }),
               HasSubstr("two parameters"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].groups[0].parameters = {"x"}; }), HasSubstr("'x'"));
@@ -250,8 +249,8 @@ TEST(RankFilesTest, ARangeOfAPieceIsWhatTwoKindsOfShardingLeave) {
   };
   EXPECT_EQ(with(18), "none");
   EXPECT_EQ(with(16), "none");  // without the padding
-  EXPECT_THAT(with(15), AllOf(HasSubstr("'" + std::string(kQuery) + "' (exp_avg)"),
-                              HasSubstr("in no file")));
+  EXPECT_THAT(with(15),
+              AllOf(HasSubstr("'" + std::string(kQuery) + "' (exp_avg)"), HasSubstr("in no file")));
 }
 
 TEST(RankFilesTest, PartsThatAreNotTheStateOnceAreRefused) {
@@ -320,7 +319,9 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
                 r[1].alike = {{"less", 2}, {"bytes:less:1", 2}};
               }),
               HasSubstr("that share states out hold the same states"));
-  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].alike = {{"all", 2}}; }),
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[1].alike = {{"all", 2}};
+              }),
               HasSubstr("only 1 of 2 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("has layout 'dp2'"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
@@ -345,8 +346,8 @@ std::string EntryRefusal(const std::string& in_tensor, const std::string& versio
 }
 
 std::string PieceRefusal(const std::string& shape, const std::string& box, const std::string& at) {
-  return EntryRefusal(StrCat(R"(,"shape":)", shape, R"(,"pieces":[{"box":)", box, R"(,"at":)", at,
-                             "}]"));
+  return EntryRefusal(
+      StrCat(R"(,"shape":)", shape, R"(,"pieces":[{"box":)", box, R"(,"at":)", at, "}]"));
 }
 
 TEST(RankFilesTest, BoxesStayInWhatTheyAreOf) {
@@ -396,7 +397,8 @@ TEST(RankFilesTest, FlatRangesStayInWhatTheyAreOf) {
 // The bytes of all ranks, in a note of the step.  A file of before has no such number.
 TEST(RankFilesTest, WhatIsNotProvedIsNoted) {
   for (const auto& [first, second, noted] :
-       {std::tuple(uint64_t{0}, uint64_t{0}, ""), std::tuple(uint64_t{0}, uint64_t{4096}, "4096 bytes"),
+       {std::tuple(uint64_t{0}, uint64_t{0}, ""),
+        std::tuple(uint64_t{0}, uint64_t{4096}, "4096 bytes"),
         std::tuple(uint64_t{3}, UINT64_MAX, "18446744073709551615 bytes")}) {
     std::vector<Capture> ranks = SampleRanks();
     std::vector<std::string> files;
@@ -441,7 +443,8 @@ TEST(RankFilesTest, AnOrderNamesEachDimensionOnce) {
   EXPECT_THAT(ordered("[4,2]", "[]"), HasSubstr("'order' is empty"));
   EXPECT_THAT(ordered("[4,2]", "[-1,0]"), HasSubstr("not a number"));
   EXPECT_THAT(ordered("[4,2]", "{}"), HasSubstr("not a list"));
-  EXPECT_THAT(ordered("[8]", "[0]", R"(,"flat":[0,8])"), HasSubstr("both a flat range and an order"));
+  EXPECT_THAT(ordered("[8]", "[0]", R"(,"flat":[0,8])"),
+              HasSubstr("both a flat range and an order"));
   EXPECT_THAT(ordered("[4,2]", "[1,0]", "", "2"), HasSubstr("version 2 has no 'order'"));
   const std::string piece = R"(,"pieces":[{"box":[[0,4],[0,2]],"at":[0,0]}])";
   EXPECT_EQ(ordered("[4,2]", "[1,0]", piece), "none");
@@ -454,14 +457,15 @@ TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4])"), HasSubstr("neither pieces nor"));
   EXPECT_THAT(EntryRefusal(R"(,"pieces":[])"), HasSubstr("'shape' is not a list"));
   EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"pieces":{})"), HasSubstr("'pieces' is not a list"));
-  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"pieces":[{"box":[[0,2],[0,4]],"at":[0,0],"scale":2}])"),
-              HasSubstr("'scale' is not understood"));
-  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"flat":[0,8])", "1"),
-              HasSubstr("is not understood"));
+  EXPECT_THAT(
+      EntryRefusal(R"(,"shape":[2,4],"pieces":[{"box":[[0,2],[0,4]],"at":[0,0],"scale":2}])"),
+      HasSubstr("'scale' is not understood"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"flat":[0,8])", "1"), HasSubstr("is not understood"));
   EXPECT_THAT(EntryRefusal("", "1", R"("layout":"dp1",)"), HasSubstr("version 1 has no"));
   EXPECT_THAT(EntryRefusal("", "1", R"("alike":[],)"), HasSubstr("version 1 has no 'alike'"));
   EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x"]],)"), HasSubstr("not pairs"));
-  EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",-1]],)"), HasSubstr("'alike' is not a number"));
+  EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",-1]],)"),
+              HasSubstr("'alike' is not a number"));
   EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",2]],)"), HasSubstr("only 1 of 2"));
   EXPECT_EQ(EntryRefusal("", "2", R"("alike":[["x",1]],)"), "none");
   EXPECT_THAT(EntryRefusal("", "4"), HasSubstr("version 4"));

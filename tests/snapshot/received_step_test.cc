@@ -308,7 +308,8 @@ TEST(IncomingStepsTest, ARankThatDropsItsSaveIsApartAllTheSame) {
     if (before) job.Drop(0, 40);
     job.Save(1, 40);
     if (!before) job.Drop(0, 40);
-    for (const uint64_t step : {41, 42}) EXPECT_EQ(job.Save(step), "whole") << step << " " << before;
+    for (const uint64_t step : {41, 42})
+      EXPECT_EQ(job.Save(step), "whole") << step << " " << before;
     EXPECT_EQ(job.steps.size(), 0u);
   }
 }
@@ -396,10 +397,10 @@ TEST(JobLivesTest, WhatIsStillWrittenIsNotOfWhoWasNotSeenBefore) {
 
 // A rank that was not seen in the first life.
 TEST(JobLivesTest, WhoBeganWhenAnotherHadGoneIsNotOfItsLife) {
-  for (const auto& [born, job, mixes] :
-       {std::tuple(std::optional(kLate), "job", false), std::tuple(std::optional(kEarly), "job", true),
-        std::tuple(std::optional<JobLives::Time>(), "job", false),
-        std::tuple(std::optional(kLate), "own:7", true)}) {
+  for (const auto& [born, job, mixes] : {std::tuple(std::optional(kLate), "job", false),
+                                         std::tuple(std::optional(kEarly), "job", true),
+                                         std::tuple(std::optional<JobLives::Time>(), "job", false),
+                                         std::tuple(std::optional(kLate), "own:7", true)}) {
     const AttemptName name{"run", job, 1};
     IncomingSteps steps;
     EXPECT_TRUE(steps.Greet(RankOf(0, 1, 2, job), Comes::kNew, kEarly));

@@ -531,7 +531,8 @@ TEST_F(ReceiverTest, WhatDeadProcessesLeftInPartMakesRoomForTheNextLife) {
   Kill(before);
   const auto writer = Writer(0, 1, {}, kLong, 3);
   bool taken = false;
-  for (uint64_t step = 6; step < 1000 && !taken; ++step) {  // until the kernel says that it has ended
+  for (uint64_t step = 6; step < 1000 && !taken;
+       ++step) {  // until the kernel says that it has ended
     taken = writer->Save(memory.Save(step, 0));
     if (!taken) std::this_thread::sleep_for(milliseconds(10));
   }

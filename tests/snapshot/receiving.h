@@ -22,9 +22,9 @@
 #include <thread>
 #include <vector>
 
-#include "snapshot/wire/protocol.h"
 #include "snapshot/receive/receiver.h"
 #include "snapshot/trainer/snapshot_writer.h"
+#include "snapshot/wire/protocol.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/late_copier.h"
 #include "tests/support/temporary_directory.h"
@@ -46,10 +46,12 @@ class ReceiverTest : public testing::Test {
   // A process younger than a tick of the kernel's clock is taken for one that began after whoever
   // left it just now (PeerBirth): ranks of one process are of one life once that is over.
   static void SetUpTestSuite() {
-    std::this_thread::sleep_for(std::chrono::nanoseconds(std::chrono::seconds(2)) / sysconf(_SC_CLK_TCK));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::chrono::seconds(2)) /
+                                sysconf(_SC_CLK_TCK));
   }
 
-  void Start(std::chrono::milliseconds patience = kLong, size_t max_sessions = 64, uint64_t memory = 4 << 20) {
+  void Start(std::chrono::milliseconds patience = kLong, size_t max_sessions = 64,
+             uint64_t memory = 4 << 20) {
     ReceiverOptions options;
     options.store = directory_.path();
     options.memory_bytes = memory;
@@ -101,7 +103,8 @@ class ReceiverTest : public testing::Test {
 
   std::unique_ptr<SnapshotWriter> Writer(uint32_t rank = 0, uint32_t world = 1,
                                          std::function<std::unique_ptr<Copier>()> copier = {},
-                                         std::chrono::milliseconds limit = kLong, uint32_t slots = 2) const {
+                                         std::chrono::milliseconds limit = kLong,
+                                         uint32_t slots = 2) const {
     return std::make_unique<SnapshotWriter>(
         WriterOptions{directory_.path(), "run", "job", rank, world, slots, limit, copier});
   }
@@ -147,8 +150,8 @@ class Client {
     arena_ = *ArenaWriter::Open(memory_.get(), shape_);
   }
   // Comes with an arena of its own making, or of another's.
-  void Return(const Descriptor& memory, const ArenaShape& shape, uint32_t rank = 0, uint32_t world = 1,
-              bool for_another = false) {
+  void Return(const Descriptor& memory, const ArenaShape& shape, uint32_t rank = 0,
+              uint32_t world = 1, bool for_another = false) {
     SnapshotMessage message = Hello(rank, world, shape.chunk_bytes);
     message.step = for_another ? 1 : 0;
     message.word = SnapshotWord::kReturn;

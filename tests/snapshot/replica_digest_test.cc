@@ -29,7 +29,8 @@ TEST(ReplicaDigestTest, OfLittleMemoryEveryByteCounts) {
 
 // One byte of much is seen in one of as many steps as there is more than is looked at.
 TEST(ReplicaDigestTest, OfMuchMemoryEveryByteCountsAfterSomeSteps) {
-  std::vector<std::string> memory{std::string(2 * kReplicaBytes, 'a'), std::string(kReplicaBytes, 'b')};
+  std::vector<std::string> memory{std::string(2 * kReplicaBytes, 'a'),
+                                  std::string(kReplicaBytes, 'b')};
   std::vector<std::string> other = memory;
   ++other[1][kReplicaBytes / 2 + 5];
   int seen = 0;

@@ -37,7 +37,8 @@ class FakeDaemon {
     unlink(path_.c_str());
     const sockaddr_un address = *SocketAddress(path_);
     listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address),
+              0);
     EXPECT_EQ(listen(listener_.get(), 10), 0);
   }
   ~FakeDaemon() {
@@ -57,7 +58,8 @@ class FakeDaemon {
       (void)SendSnapshotMessage(rank.get(), welcome, memory.descriptor.get());
       while (true) {
         const auto heard = ReceiveSnapshotMessage(rank.get());
-        if (!heard || heard->kind != Incoming::Kind::kMessage || heard->message.word == last) return;
+        if (!heard || heard->kind != Incoming::Kind::kMessage || heard->message.word == last)
+          return;
       }
     });
   }
@@ -286,7 +288,8 @@ TEST_F(ReturnTest, WhoSpeaksForAnotherLosesOneAttemptOnly) {
   header.length = 10;
   client.arena().WriteHeader(3, header);
   for (const uint64_t attempt : {1, 2}) {
-    for (const SnapshotWord word : {SnapshotWord::kBegin, SnapshotWord::kChunk, SnapshotWord::kEnd}) {
+    for (const SnapshotWord word :
+         {SnapshotWord::kBegin, SnapshotWord::kChunk, SnapshotWord::kEnd}) {
       SnapshotMessage message{word};
       message.attempt = attempt;
       message.chunk = word == SnapshotWord::kChunk ? 3 : 1;
@@ -336,14 +339,21 @@ TEST_F(ReturnTest, WhatIsNotAnArenaIsRefused) {
   std::vector<Case> cases;
   cases.push_back({"nothing", Descriptor(), kShape});
   cases.push_back({"not memory", Descriptor(open("/dev/zero", O_RDWR | O_CLOEXEC)), kShape});
-  cases.push_back({"a file", Descriptor(open(StrCat(directory_.path(), "/f").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)), kShape});
+  cases.push_back({"a file",
+                   Descriptor(open(StrCat(directory_.path(), "/f").c_str(),
+                                   O_RDWR | O_CREAT | O_CLOEXEC, 0600)),
+                   kShape});
   EXPECT_EQ(ftruncate(cases.back().memory.get(), static_cast<off_t>(kShape.bytes())), 0);
-  cases.push_back({"can shrink", MemoryFile(kShape.bytes(), MFD_ALLOW_SEALING, F_SEAL_GROW), kShape});
-  cases.push_back({"can grow", MemoryFile(kShape.bytes(), MFD_ALLOW_SEALING, F_SEAL_SHRINK), kShape});
-  cases.push_back({"too short", MemoryFile(kShape.bytes() - 1, MFD_ALLOW_SEALING, kSealed), kShape});
+  cases.push_back(
+      {"can shrink", MemoryFile(kShape.bytes(), MFD_ALLOW_SEALING, F_SEAL_GROW), kShape});
+  cases.push_back(
+      {"can grow", MemoryFile(kShape.bytes(), MFD_ALLOW_SEALING, F_SEAL_SHRINK), kShape});
+  cases.push_back(
+      {"too short", MemoryFile(kShape.bytes() - 1, MFD_ALLOW_SEALING, kSealed), kShape});
   cases.push_back({"too long", MemoryFile(kShape.bytes() + 1, MFD_ALLOW_SEALING, kSealed), kShape});
-  for (const ArenaShape shape : {ArenaShape{kSmallChunk, 0}, ArenaShape{0, 16}, ArenaShape{kSmallChunk + 1, 16},
-                                 ArenaShape{uint64_t{1} << 40, 4}, ArenaShape{uint64_t{1} << 30, ~0u}}) {
+  for (const ArenaShape shape :
+       {ArenaShape{kSmallChunk, 0}, ArenaShape{0, 16}, ArenaShape{kSmallChunk + 1, 16},
+        ArenaShape{uint64_t{1} << 40, 4}, ArenaShape{uint64_t{1} << 30, ~0u}}) {
     cases.push_back({"no shape", MemoryFile(kShape.bytes(), MFD_ALLOW_SEALING, kSealed), shape});
   }
   // Huge pages may be missing when they are read.

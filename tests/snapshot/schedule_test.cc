@@ -5,6 +5,8 @@
 // whatever happens, a step is the truth or nothing.
 //
 // CKPTFS_SEED=N runs that one, CKPTFS_LONG=1 five thousand.
+#include "tests/support/schedule.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -15,7 +17,6 @@
 #include <thread>
 
 #include "tests/snapshot/receiving.h"
-#include "tests/support/schedule.h"
 
 namespace ckptfs {
 namespace {
@@ -40,7 +41,8 @@ class ScheduledCopier final : public Copier {
  public:
   ScheduledCopier(Schedule& schedule, uint32_t actor, uint64_t fail_at)
       : schedule_(schedule), actor_(actor), copier_(fail_at) {}
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>, std::span<const DeviceStream>) override {
+  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
+                              std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
@@ -85,7 +87,8 @@ struct Rank {
   uint64_t fail_at = 0;
   uint64_t leaves_at = kSteps;
   bool cancelled = false;  // the newest save: its copy may still go on
-  bool gave_up = false;    // an update that waited as long as it may, of a machine that is busy: likewise
+  bool gave_up =
+      false;  // an update that waited as long as it may, of a machine that is busy: likewise
 };
 
 class ScheduleTest : public ReceiverTest {
@@ -98,7 +101,8 @@ class ScheduleTest : public ReceiverTest {
     schedule.Enter(kDisk);
     schedule.Point(kDisk);
     const bool fails = (seed_ * 31 + step.step) % 8 == 0;
-    const Status kept = fails ? Fail(ErrorCode::kIo, "disk full") : ReceiverTest::Keep(std::move(step));
+    const Status kept =
+        fails ? Fail(ErrorCode::kIo, "disk full") : ReceiverTest::Keep(std::move(step));
     schedule.Leave(kDisk);
     return kept;
   }
@@ -124,9 +128,16 @@ class ScheduleTest : public ReceiverTest {
     truths_.clear();
   }
 
-  std::unique_ptr<SnapshotWriter> WriterOf(Rank& one, unsigned seed, uint32_t rank, uint32_t world) {
-    WriterOptions options{directory_.path(), "run", StrCat("job", seed), rank, world,
-                          1 + static_cast<uint32_t>(one.random() % 3), kLong, {}};
+  std::unique_ptr<SnapshotWriter> WriterOf(Rank& one, unsigned seed, uint32_t rank,
+                                           uint32_t world) {
+    WriterOptions options{directory_.path(),
+                          "run",
+                          StrCat("job", seed),
+                          rank,
+                          world,
+                          1 + static_cast<uint32_t>(one.random() % 3),
+                          kLong,
+                          {}};
     options.wait_for_room = one.Once(3);
     // The first copies what cannot wait, in the trainer's thread.
     options.make_copier = [this, rank, made = 0, fail_at = one.fail_at]() mutable {

@@ -32,8 +32,8 @@ ReceivedStep HandedOver(uint64_t step, const std::vector<uint64_t>& elements, bo
   for (uint32_t rank = 0; rank < elements.size(); ++rank) {
     const auto text = std::make_shared<std::string>(
         RankFileOf(step, rank, static_cast<uint32_t>(elements.size()), elements[rank]));
-    received.files.push_back({text->size(), {std::as_bytes(std::span(*text))},
-                              ChunkDigestsOf(*text), again, text});
+    received.files.push_back(
+        {text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), again, text});
   }
   return received;
 }
@@ -58,8 +58,9 @@ class SnapshotKeeperTest : public testing::Test {
     catalogue_ = std::make_unique<StepCatalogue>(*store_);
   }
   // `shown` is asked with each record that is shown.
-  void Start(SnapshotKeeper::Refresh shown = [](const StepRecord&) { return Status(); },
-             SnapshotKeeper::Retries retries = {}) {
+  void Start(
+      SnapshotKeeper::Refresh shown = [](const StepRecord&) { return Status(); },
+      SnapshotKeeper::Retries retries = {}) {
     SpoolerOptions options;
     options.budget = 1 << 20;
     options.patience = kNever;
@@ -72,7 +73,8 @@ class SnapshotKeeperTest : public testing::Test {
     std::vector<std::string> ids;
     for (const StepRecord& record : catalogue_->held()) ids.push_back(record.id);
     const auto stored = store_->Steps("run");
-    for (const StepRecord& record : stored.value_or(std::vector<StepRecord>())) ids.push_back(record.id);
+    for (const StepRecord& record : stored.value_or(std::vector<StepRecord>()))
+      ids.push_back(record.id);
     return ids;
   }
   PartAgain PartOf(const ReceivedStep& step, uint32_t rank) const {

@@ -131,8 +131,7 @@ TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
       EXPECT_EQ(stored->id, "3") << at;
       const auto step = store->Load(*stored);
       ASSERT_TRUE(step) << at << ": " << step.error().message;
-      const auto bytes =
-          ReadWhole(*disk, StrCat("blobs/", (*step)->model.blobs[0].path), 1 << 24);
+      const auto bytes = ReadWhole(*disk, StrCat("blobs/", (*step)->model.blobs[0].path), 1 << 24);
       ASSERT_TRUE(bytes) << bytes.error().message;
       EXPECT_EQ(*bytes, BytesOf(received.files[0])) << at;
     }

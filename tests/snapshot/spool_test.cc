@@ -126,7 +126,9 @@ TEST(SpoolTest, AForeignOneIsRefusedWithFileAndRule) {
          EXPECT_EQ(symlink("/tmp", (path + "/snapshots").c_str()), 0);
        },
        ErrorCode::kPermission, "/snapshots is a symbolic link"},
-      {[](const auto& path) { EXPECT_EQ(symlink("/etc/passwd", (path + "/prepared/x").c_str()), 0); },
+      {[](const auto& path) {
+         EXPECT_EQ(symlink("/etc/passwd", (path + "/prepared/x").c_str()), 0);
+       },
        ErrorCode::kPermission, "/prepared/x is a symbolic link"},
       {[](const auto& path) { EXPECT_EQ(mkfifo((path + "/.tmp/x").c_str(), 0600), 0); },
        ErrorCode::kPermission, "/.tmp/x is not a regular file"},
@@ -142,14 +144,18 @@ TEST(SpoolTest, AForeignOneIsRefusedWithFileAndRule) {
          }
        },
        ErrorCode::kPermission, "/prepared/a/b/c is nested too deeply"},
-      {[&](const auto& path) { write(path + "/prepared/x", 0666); EXPECT_EQ(chmod((path + "/prepared/x").c_str(), 0666), 0); },
+      {[&](const auto& path) {
+         write(path + "/prepared/x", 0666);
+         EXPECT_EQ(chmod((path + "/prepared/x").c_str(), 0666), 0);
+       },
        ErrorCode::kPermission, "/prepared/x may be entered or read by others"},
   };
   if (geteuid() == 0) {
     cases.push_back({[](const auto& path) { EXPECT_EQ(chown(path.c_str(), 65534, 65534), 0); },
                      ErrorCode::kPermission, "belongs to user 65534"});
-    cases.push_back({[](const auto& path) { EXPECT_EQ(chown((path + "/format").c_str(), 65534, 65534), 0); },
-                     ErrorCode::kPermission, "/format belongs to user 65534"});
+    cases.push_back(
+        {[](const auto& path) { EXPECT_EQ(chown((path + "/format").c_str(), 65534, 65534), 0); },
+         ErrorCode::kPermission, "/format belongs to user 65534"});
   }
   for (const Case& one : cases) {
     SCOPED_TRACE(one.says);
@@ -192,29 +198,33 @@ void Put(Storage& disk, const std::string& path, std::string_view text) {
 }
 
 TEST(SpoolTest, WhatIsNotWholeGoesAndIsNamed) {
-  const auto damaged = [](const std::function<void(Storage& disk, const PreparedPart& part)>& act) {
-    const auto disk = std::make_shared<MemoryRoot>("disk");
-    const Save save(3), other(4);
-    {
-      const auto opened = Spool::OpenOn(disk, "store");
-      EXPECT_TRUE(opened->spool->Write(save.part(), *save.bytes));
-      EXPECT_TRUE(opened->spool->Write(other.part(), *other.bytes));
-    }
-    act(*disk, save.part());
-    const auto opened = Spool::OpenOn(disk, "store");
-    EXPECT_TRUE(opened) << opened.error().message;
-    EXPECT_EQ(opened->left.size(), 1u);
-    EXPECT_EQ(opened->left[0].step, 4u);
-    EXPECT_EQ(ListFilesBelow(*disk, "")->size(), 4u);  // format, a record, two files
-    return opened->notes.empty() ? std::string() : opened->notes[0];
-  };
+  const auto damaged =
+      [](const std::function<void(Storage & disk, const PreparedPart& part)>& act) {
+        const auto disk = std::make_shared<MemoryRoot>("disk");
+        const Save save(3), other(4);
+        {
+          const auto opened = Spool::OpenOn(disk, "store");
+          EXPECT_TRUE(opened->spool->Write(save.part(), *save.bytes));
+          EXPECT_TRUE(opened->spool->Write(other.part(), *other.bytes));
+        }
+        act(*disk, save.part());
+        const auto opened = Spool::OpenOn(disk, "store");
+        EXPECT_TRUE(opened) << opened.error().message;
+        EXPECT_EQ(opened->left.size(), 1u);
+        EXPECT_EQ(opened->left[0].step, 4u);
+        EXPECT_EQ(ListFilesBelow(*disk, "")->size(), 4u);  // format, a record, two files
+        return opened->notes.empty() ? std::string() : opened->notes[0];
+      };
   const auto record = [](const PreparedPart& part) { return PartName(part, Digest()); };
-  EXPECT_THAT(damaged([](Storage& disk, const PreparedPart& part) { (void)disk.Remove(part.PathOf(1)); }),
-              HasSubstr("rank-00001.safetensors"));
-  EXPECT_THAT(damaged([](Storage& disk, const PreparedPart& part) { Put(disk, part.PathOf(0), "short"); }),
-              HasSubstr("5 bytes, but its record says"));
-  EXPECT_THAT(damaged([&](Storage& disk, const PreparedPart& part) { Put(disk, record(part), "{}\n"); }),
-              HasSubstr(": removed: "));
+  EXPECT_THAT(
+      damaged([](Storage& disk, const PreparedPart& part) { (void)disk.Remove(part.PathOf(1)); }),
+      HasSubstr("rank-00001.safetensors"));
+  EXPECT_THAT(
+      damaged([](Storage& disk, const PreparedPart& part) { Put(disk, part.PathOf(0), "short"); }),
+      HasSubstr("5 bytes, but its record says"));
+  EXPECT_THAT(
+      damaged([&](Storage& disk, const PreparedPart& part) { Put(disk, record(part), "{}\n"); }),
+      HasSubstr(": removed: "));
   EXPECT_THAT(damaged([&](Storage& disk, const PreparedPart& part) {
                 PreparedPart lies = part;
                 lies.name.run = "../x";

@@ -263,7 +263,8 @@ TEST_F(SpoolerTest, AtTheEndNothingHasTime) {
 TEST_F(SpoolerTest, WhatMayMoveIsNotMapped) {
   Start(kNever);
   const auto text = std::make_shared<std::string>(RankFileOf(1, 0, 2));
-  ReceivedFile file{text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
+  ReceivedFile file{
+      text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
   const auto save = std::make_shared<SaveBytes>(AttemptName{"run", "job", 1, RandomDigest()}, 1, 2);
   ASSERT_TRUE(save->Add(0, file));
   const auto reader = *save->Open(save->part().PathOf(0));
@@ -312,7 +313,8 @@ class SpooledPartTest : public SpoolerTest {
   WorldPart Part(std::shared_ptr<SaveBytes> save = nullptr) {
     AttemptName name = testing_support::AttemptOf(1, 2);
     auto text = std::make_shared<std::string>(RankFileOf(5, 0, 2));
-    ReceivedFile file{text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
+    ReceivedFile file{
+        text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
     if (!save) {
       memory_ = text;
       save = std::make_shared<SaveBytes>(name, 5, 2);

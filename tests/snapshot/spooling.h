@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/blob/chunk_digests.h"
-#include "core/records/commit_records.h"
 #include "core/io/root.h"
+#include "core/records/commit_records.h"
 #include "snapshot/landing/save_bytes.h"
 #include "tests/snapshot/nodes.h"
 
@@ -32,7 +32,8 @@ struct Save {
       auto text = std::make_shared<std::string>(RankFileOf(step, rank, 2));
       ReceivedFile file;
       file.bytes = text->size();
-      file.rope = {std::as_bytes(std::span(*text)).first(999), std::as_bytes(std::span(*text)).subspan(999)};
+      file.rope = {std::as_bytes(std::span(*text)).first(999),
+                   std::as_bytes(std::span(*text)).subspan(999)};
       file.chunks = ChunkDigestsOf(*text);
       file.shelve = [places = places](const std::string& place) { places->push_back(place); };
       memory.push_back(text);

@@ -25,7 +25,8 @@ namespace ckptfs::testing_support {
 inline std::string WithoutProof(std::string bytes) {
   const std::string before = StrCat("\"", kUnprovedKey, "\":\"");
   const size_t at = bytes.find(before);
-  if (at != std::string::npos) bytes.replace(at + before.size(), kUnprovedDigits, kUnprovedDigits, '0');
+  if (at != std::string::npos)
+    bytes.replace(at + before.size(), kUnprovedDigits, kUnprovedDigits, '0');
   return bytes;
 }
 

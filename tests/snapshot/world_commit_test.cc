@@ -7,11 +7,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/store/prepared_sweep.h"
 #include "core/io/blob_directories.h"
 #include "core/io/file_storage.h"
-#include "core/store/collect.h"
 #include "core/records/record_text.h"
+#include "core/store/collect.h"
+#include "core/store/prepared_sweep.h"
 #include "core/store/store_index.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/support/faulty_storage.h"
@@ -112,8 +112,8 @@ TEST(WorldCommitTest, AnotherPartOfARankIsRefused) {
   const Node a(disk), b(disk);
   ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
   EXPECT_TRUE(b.Prepare(kSave, 7, {0, 1}, 4)) << "the very same";
-  for (const auto& [step, ranks] : std::vector<std::pair<uint64_t, std::vector<uint32_t>>>{
-           {8, {0, 1}}, {7, {1, 2}}}) {
+  for (const auto& [step, ranks] :
+       std::vector<std::pair<uint64_t, std::vector<uint32_t>>>{{8, {0, 1}}, {7, {1, 2}}}) {
     const auto other = b.Prepare(kSave, step, ranks, 4);
     ASSERT_FALSE(other);
     EXPECT_EQ(other.error().code, ErrorCode::kExists);
@@ -143,7 +143,8 @@ TEST(WorldCommitTest, AttemptsLivesAndWorldsNeverMix) {
 
 TEST(WorldCommitTest, AFileThatIsNotWhatItsPartSaysMakesNoStep) {
   // The last one is a rank file, of another size.
-  for (const std::string& bytes : {std::string(), std::string("something else"), RankFileOf(7, 2, 4, 9)}) {
+  for (const std::string& bytes :
+       {std::string(), std::string("something else"), RankFileOf(7, 2, 4, 9)}) {
     const auto disk = Disk();
     const Node a(disk), b(disk);
     ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
@@ -311,9 +312,7 @@ TEST(WorldCommitTest, WheneverAMachineStopsTheOthersGoOn) {
 
 class SweepTest : public testing::Test {
  protected:
-  Node Start() const {
-    return Node(Storage_(), directory_.path(), std::chrono::milliseconds(1));
-  }
+  Node Start() const { return Node(Storage_(), directory_.path(), std::chrono::milliseconds(1)); }
   std::shared_ptr<Storage> Storage_() const {
     return std::shared_ptr<Storage>(*FileStorage::Open(directory_.path(), true));
   }
@@ -322,9 +321,7 @@ class SweepTest : public testing::Test {
     EXPECT_TRUE(report) << report.error().message;
     return *report;
   }
-  size_t Directories() const {
-    return ListBlobDirectories(directory_.path())->size();
-  }
+  size_t Directories() const { return ListBlobDirectories(directory_.path())->size(); }
   // A daemon of another kernel says something, and then nothing more.
   void SayFromElsewhere(const Digest& node, uint64_t beat, std::vector<std::string> names) const {
     const NodePresence said{beat, "far", "another kernel", 1, std::move(names)};
@@ -451,10 +448,21 @@ TEST(CommitRecordsTest, WhatMakesNoSenseIsRefused) {
   const nlohmann::json good = *UnsealRecord(RenderPart(part));
   ASSERT_TRUE(ParsePart(SealRecord(good), name));
   const std::vector<std::pair<std::string, nlohmann::json>> changes = {
-      {"run", "other"}, {"run", "a%2Fb"}, {"job", "other"},    {"attempt", 2},
-      {"world", 0},     {"world", 1},     {"world", 1u << 21}, {"life", DigestOf("x").Hex()},
-      {"life", "00"},   {"step", -1},     {"step", "7"},       {"mtime_ns", 0.5},
-      {"ranks", nlohmann::json::array()}, {"ranks", 3},        {"version", 2}};
+      {"run", "other"},
+      {"run", "a%2Fb"},
+      {"job", "other"},
+      {"attempt", 2},
+      {"world", 0},
+      {"world", 1},
+      {"world", 1u << 21},
+      {"life", DigestOf("x").Hex()},
+      {"life", "00"},
+      {"step", -1},
+      {"step", "7"},
+      {"mtime_ns", 0.5},
+      {"ranks", nlohmann::json::array()},
+      {"ranks", 3},
+      {"version", 2}};
   for (const auto& [key, value] : changes) {
     nlohmann::json object = good;
     object[key] = value;

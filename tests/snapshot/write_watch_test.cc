@@ -54,7 +54,9 @@ struct WriteWatchTest : testing::Test {
     if (!found) watch.Release(bytes);
     return found;
   }
-  static std::unique_ptr<WriteWatch> Watch(HostBytes bytes) { return WriteWatch::Begin({&bytes, 1}); }
+  static std::unique_ptr<WriteWatch> Watch(HostBytes bytes) {
+    return WriteWatch::Begin({&bytes, 1});
+  }
 };
 
 TEST_F(WriteWatchTest, EveryPageTellsOfItsWrite) {
@@ -158,14 +160,16 @@ TEST_F(WriteWatchTest, SharedMemoryIsNotCovered) {
 TEST_F(WriteWatchTest, MemoryThatWasUnmappedIsTakenForWritten) {
   const Memory memory(6);
   const auto watch = Watch(memory.All());
-  ASSERT_EQ(mmap(memory.at(2 * kPage), kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-            memory.at(2 * kPage));
+  ASSERT_EQ(
+      mmap(memory.at(2 * kPage), kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+      memory.at(2 * kPage));
   EXPECT_TRUE(Take(*watch, memory.All()));
 }
 
 TEST_F(WriteWatchTest, MemoryThatWasNeverWrittenIsWatched) {
   constexpr size_t kBytes = size_t{1} << 20;
-  void* const begin = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const begin =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   const HostBytes all(static_cast<const std::byte*>(begin), kBytes);
   const auto watch = Watch(all);
   EXPECT_EQ(*static_cast<const volatile char*>(begin), 0);
@@ -191,7 +195,8 @@ TEST_F(WriteWatchTest, HugePagesTellOfTheirWrites) {
     if (round % 2 == 1) static_cast<char*>(raw)[where] ^= 1;
     const auto written = Take(*watch, all);
     EXPECT_EQ(written.has_value(), round % 2 == 1);
-    const size_t page = written ? static_cast<size_t>(*written - all.data()) / kPage : where / kPage;
+    const size_t page =
+        written ? static_cast<size_t>(*written - all.data()) / kPage : where / kPage;
     EXPECT_EQ(page, where / kPage);
   }
   std::free(raw);

@@ -60,8 +60,7 @@ std::set<void*> allocated;
 bool refuse_modules = false;
 bool capturing = false;
 int digest_kernel = 0;  // its address is the kernel's handle
-std::map<void*, std::unique_ptr<Stream>>& streams =
-    *new std::map<void*, std::unique_ptr<Stream>>;
+std::map<void*, std::unique_ptr<Stream>>& streams = *new std::map<void*, std::unique_ptr<Stream>>;
 std::map<void*, std::shared_ptr<Event>> events;
 thread_local std::vector<Context*> current;
 

@@ -75,9 +75,11 @@ class FakeSource final : public Source {
   }
 
   // As the step's files `sealed` and `unsealed` say; with `newest` nothing of it may be newer.
-  SaveState StateOf(const StepCandidate& step, const SourceOptions&, const SaveHistory& history) const override {
+  SaveState StateOf(const StepCandidate& step, const SourceOptions&,
+                    const SaveHistory& history) const override {
     before_ = history.before;
-    if (Status entered = Enter(step.Path()); !entered) return SaveState::Begun(std::move(entered).error());
+    if (Status entered = Enter(step.Path()); !entered)
+      return SaveState::Begun(std::move(entered).error());
     std::map<std::string_view, std::optional<EntryStat>> there;
     for (const char* name : {"done", "sealed", "unsealed", "newest"}) {
       auto found = StatIfThere(*step.root, JoinPath(step.directory, name));
@@ -112,7 +114,8 @@ class FakeSource final : public Source {
     const std::string note = JoinPath(step.directory, "note");
     CKPT_ASSIGN_OR_RETURN(const bool noted, HasFile(*step.root, note));
     if (noted) {
-      CKPT_ASSIGN_OR_RETURN(assembler.header().notes.emplace_back(), ReadWhole(*step.root, note, 1 << 10));
+      CKPT_ASSIGN_OR_RETURN(assembler.header().notes.emplace_back(),
+                            ReadWhole(*step.root, note, 1 << 10));
     }
     const std::string left_out = JoinPath(step.directory, "left_out");
     CKPT_ASSIGN_OR_RETURN(const bool partial, HasFile(*step.root, left_out));

@@ -26,8 +26,7 @@ namespace ckptfs {
 
 class FaultyStorage final : public Storage {
  public:
-  explicit FaultyStorage(
-      std::shared_ptr<Storage> storage = std::make_shared<MemoryRoot>("memory"))
+  explicit FaultyStorage(std::shared_ptr<Storage> storage = std::make_shared<MemoryRoot>("memory"))
       : Storage(storage->name(), storage->local()), storage_(std::move(storage)) {}
 
   // The n-th call from now on (1 is the next; those of writers and files count,

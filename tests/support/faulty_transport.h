@@ -21,12 +21,12 @@ namespace ckptfs {
 
 struct LinkFaults {
   std::atomic<int64_t> calls{0};
-  std::atomic<int64_t> fail_at{-1};  // the call that fails, counted from 0, and all after it
-  std::atomic<int64_t> flip_at{-1};  // the payload byte sent that is changed, counted from 0
-  std::atomic<int64_t> sent{0};      // payload bytes
+  std::atomic<int64_t> fail_at{-1};        // the call that fails, counted from 0, and all after it
+  std::atomic<int64_t> flip_at{-1};        // the payload byte sent that is changed, counted from 0
+  std::atomic<int64_t> sent{0};            // payload bytes
   std::atomic<int64_t> flip_received{-1};  // the payload byte received that is changed
   std::atomic<int64_t> received{0};
-  std::atomic<int> late_ms{0};       // before each call
+  std::atomic<int> late_ms{0};  // before each call
 
   Status Call() {
     if (late_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));

@@ -22,7 +22,8 @@ class LateCopier final : public Copier {
   explicit LateCopier(uint64_t fail_at = 0, std::function<void()> before = {})
       : fail_at_(fail_at), before_(std::move(before)) {}
 
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>, std::span<const DeviceStream>) override {
+  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
+                              std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }

@@ -85,7 +85,8 @@ class Schedule {
     return at->second;
   }
   void WaitForNobodyElse() {
-    for (auto& [number, actor] : actors_) actor.entered = std::min(actor.entered, actor.stands ? 1 : 0);
+    for (auto& [number, actor] : actors_)
+      actor.entered = std::min(actor.entered, actor.stands ? 1 : 0);
     moving_ = 0;
   }
   bool IsNext(const Actor& one) const {

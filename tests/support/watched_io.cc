@@ -39,8 +39,8 @@ Watch& TheWatch() {
 std::string PathOf(int fd) {
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
   std::array<char, PATH_MAX> target{};
-  const auto length = static_cast<ssize_t>(
-      ::syscall(SYS_readlink, link.c_str(), target.data(), target.size()));
+  const auto length =
+      static_cast<ssize_t>(::syscall(SYS_readlink, link.c_str(), target.data(), target.size()));
   return length > 0 ? std::string(target.data(), static_cast<size_t>(length)) : "";
 }
 
@@ -167,7 +167,8 @@ int __wrap_fstat(int fd, struct stat* info) {
 }
 
 ssize_t __wrap_pread(int fd, void* out, size_t length, off_t offset) {
-  if (ckptfs::Enter({"pread", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length})) return -1;
+  if (ckptfs::Enter({"pread", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length}))
+    return -1;
   return __real_pread(fd, out, length, offset);
 }
 
@@ -189,7 +190,8 @@ int __wrap_fstatat(int fd, const char* path, struct stat* info, int flags) {
 }
 
 ssize_t __wrap_pwrite(int fd, const void* bytes, size_t length, off_t offset) {
-  if (ckptfs::Enter({"pwrite", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length})) return -1;
+  if (ckptfs::Enter({"pwrite", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length}))
+    return -1;
   return __real_pwrite(fd, bytes, std::min<uint64_t>(length, ckptfs::MostWritten()), offset);
 }
 

@@ -18,8 +18,8 @@
 namespace ckptfs {
 
 struct SystemCall {
-  std::string name;  // "pread"
-  std::string path;  // of the file or directory
+  std::string name;     // "pread"
+  std::string path;     // of the file or directory
   uint64_t offset = 0;  // pread, pwrite: what was asked for, bytes
   uint64_t length = 0;
 };

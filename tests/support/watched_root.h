@@ -22,8 +22,8 @@
 namespace ckptfs {
 
 struct IoCall {
-  std::string name;  // "list", "stat", "open", "identity", "read"
-  std::string path;  // of the file or directory
+  std::string name;                 // "list", "stat", "open", "identity", "read"
+  std::string path;                 // of the file or directory
   std::vector<Extent> ranges = {};  // of a read: what was asked for
 };
 

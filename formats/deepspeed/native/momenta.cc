@@ -39,15 +39,15 @@ std::string Misfit(const MomentumBuffer& buffer, uint64_t elements) {
   const FileTensor& tensor = *buffer.tensor;
   if (tensor.dense() && tensor.shape() == Shape{elements}) return "";
   return StrCat(LastComponent(*buffer.file), " has it of shape ", ShapeToString(tensor.shape()),
-                tensor.dense() ? "" : ", not contiguous", ", and the parameters of its partition have ",
-                elements, " elements");
+                tensor.dense() ? "" : ", not contiguous",
+                ", and the parameters of its partition have ", elements, " elements");
 }
 
 }  // namespace
 
 Status Momenta::Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks) {
-  const bool none = std::ranges::all_of(
-      ranks, [](const MomentumBuffer& rank) { return rank.tensor == nullptr; });
+  const bool none =
+      std::ranges::all_of(ranks, [](const MomentumBuffer& rank) { return rank.tensor == nullptr; });
   if (none) {
     for (const ParameterIndex parameter : group.parameters) ++found_[parameter].holders;
     return {};
@@ -82,9 +82,10 @@ Status Momenta::Place(const Named& named, Placer& placer, StepModel& header) con
     std::string why = found.why;
     if (why.empty() && found.parts.size() != found.holders) why = "only some of its ranks have it";
     if (!why.empty()) {
-      LeaveOut(header, {LeftOutPart::kOptimizer,
-                        StrCat("optimizer state '", kMomentum, "' of '", named[parameter].name, "'"),
-                        std::move(why), ""});
+      LeaveOut(header,
+               {LeftOutPart::kOptimizer,
+                StrCat("optimizer state '", kMomentum, "' of '", named[parameter].name, "'"),
+                std::move(why), ""});
       continue;
     }
     for (const Part& part : found.parts) {

@@ -51,8 +51,8 @@ class Momenta {
   // Adds a group of Muon's.  Errors are those of VisitFlatGroup.
   Status Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks);
 
-  // Places the momentum of each parameter that has one and the same on every holder's part, and says
-  // which are left out.  Errors are those of the placer.
+  // Places the momentum of each parameter that has one and the same on every holder's part, and
+  // says which are left out.  Errors are those of the placer.
   Status Place(const Named& named, Placer& placer, StepModel& header) const;
 
  private:

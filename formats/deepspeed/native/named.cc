@@ -53,10 +53,10 @@ Result<ParameterIndex> AddParameter(const std::string& name, Role role, uint32_t
   auto& shapes = out[at->second].shapes[stage];
   shapes.resize(draft.parsed.tp);
   if (shapes[tp] && *shapes[tp] != shape) {
-    return Fail(Error{ErrorCode::kInvalid,
-                      StrCat("shape ", ShapeToString(*shapes[tp]), " in one file and ",
-                             ShapeToString(shape), " in another of the same rank")}
-                    .OfParameter(name));
+    return Fail(
+        Error{ErrorCode::kInvalid, StrCat("shape ", ShapeToString(*shapes[tp]), " in one file and ",
+                                          ShapeToString(shape), " in another of the same rank")}
+            .OfParameter(name));
   }
   shapes[tp] = shape;
   return at->second;
@@ -246,10 +246,10 @@ Status NameLayers(Draft& draft) {
     }
     const auto match = tied.find(key.layer);
     if (match != tied.end() && match->second.empty()) {
-      draft.out.notes.push_back(StrCat(
-          file,
-          ": could belong to any of several tied modules; their weights are shown as their "
-          "masters cast"));
+      draft.out.notes.push_back(
+          StrCat(file,
+                 ": could belong to any of several tied modules; their weights are shown as their "
+                 "masters cast"));
       continue;
     }
     const std::string prefix =

@@ -33,8 +33,9 @@ struct Told {
   std::vector<LeftOut> left_out;
 };
 
-constexpr std::string_view kAlone = "`--weights-only` takes the weights alone, without this "
-                                    "message";
+constexpr std::string_view kAlone =
+    "`--weights-only` takes the weights alone, without this "
+    "message";
 
 Told Nothing(const ModelStates& model, std::string why) {
   return {std::nullopt,

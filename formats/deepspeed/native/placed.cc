@@ -83,8 +83,8 @@ Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string
     CKPT_ASSIGN_OR_RETURN(const bool master,
                           placer.DeriveWeight(ParameterIndex{i}, named.model_dtype));
     if (!master) {
-      return Fail(Error{ErrorCode::kInvalid, "no file has its weight or its master"}
-                      .OfParameter(parameter.name));
+      return Fail(Error{ErrorCode::kInvalid, "no file has its weight or its master"}.OfParameter(
+          parameter.name));
     }
     ++derived;
   }
@@ -164,10 +164,10 @@ void LeaveOutOpaque(const Parsed& parsed, StepModel& header) {
       for (const std::string& name : partition.opaque) {
         const bool none = std::ranges::find(partition.nothing, name) != partition.nothing.end();
         if (none || !told.emplace(g, name).second) continue;
-        LeaveOut(header, {LeftOutPart::kOptimizer,
-                          StrCat("optimizer state '", name, "' of group ", g),
-                          "it is not a flat tensor of its partition, and is carried for this layout only",
-                          ""});
+        LeaveOut(
+            header,
+            {LeftOutPart::kOptimizer, StrCat("optimizer state '", name, "' of group ", g),
+             "it is not a flat tensor of its partition, and is carried for this layout only", ""});
       }
     }
   }

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "core/base/result.h"
-#include "core/state/assembler.h"
 #include "core/model/step_model.h"
+#include "core/state/assembler.h"
 #include "formats/deepspeed/native/named.h"
 #include "formats/deepspeed/native/parsed.h"
 #include "formats/deepspeed/native/sharded.h"
@@ -24,7 +24,6 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
 
 // The part of it that is masters and optimizer states, of all groups of `named`.
 // `header` gets what is left out.
-Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
-                      StepModel& header);
+Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer, StepModel& header);
 
 }  // namespace ckptfs::deepspeed::native

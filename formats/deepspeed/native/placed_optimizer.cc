@@ -91,8 +91,8 @@ void ListUneven(Placing& placing) {
       for (const UnevenState& state : states.partitions[g].uneven) {
         if (!placing.uneven[g].insert(state.name).second) continue;
         LeaveOut(placing.header,
-                 {LeftOutPart::kOptimizer, StrCat("optimizer state '", state.name, "' of group ", g),
-                  state.why, ""});
+                 {LeftOutPart::kOptimizer,
+                  StrCat("optimizer state '", state.name, "' of group ", g), state.why, ""});
       }
     }
   }
@@ -175,8 +175,9 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
                     (group.trimmed ? capacity - total == padding : capacity - total < 16 * ranks);
   if (!fits) {
     return Refuse(*first.file, ": group ", group.named.number, " has ", group.ranks.size(),
-                  " partitions of ", size, " elements (", padding, " padding), but its parameters "
-                                                                   "have ",
+                  " partitions of ", size, " elements (", padding,
+                  " padding), but its parameters "
+                  "have ",
                   total, " elements");
   }
   return size;
@@ -270,11 +271,11 @@ Result<std::vector<uint32_t>> RanksOf(const Parsed& parsed, const NamedGroup& gr
   const size_t at = parsed.stage == 3 ? 0 : group.number;
   const uint64_t count = at < counts.size() ? counts[at] : parsed.dp;
   if (!group.expert_rank && count != parsed.dp) {
-    return Fail(
-        ErrorCode::kUnsupported,
-        StrCat(first.file, ": group ", group.number, " is cut into ", count, " partitions over ",
-               parsed.dp, " data-parallel ranks (ckptfs does not understand MiCS and similar "
-                          "schemes)"));
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(first.file, ": group ", group.number, " is cut into ", count,
+                       " partitions over ", parsed.dp,
+                       " data-parallel ranks (ckptfs does not understand MiCS and similar "
+                       "schemes)"));
   }
   const uint32_t experts = parsed.ExpertRanks(group.mp, group.number).value_or(1);
   const uint32_t expert = group.expert_rank.value_or(0);
@@ -377,13 +378,12 @@ Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
   states.master = optimizer.flat_masters[group.number];
   std::erase_if(states.flat, [&](const NamedTensor& entry) {
     if (entry.tensor.shape() == states.master->shape()) return false;
-    LeaveOut(placing.header,
-             {LeftOutPart::kOptimizer,
-              StrCat("optimizer state '", entry.name, "' of group ", group.number),
-              StrCat("its shape ", ShapeToString(entry.tensor.shape()),
-                     " is not that of the group's flat master, ",
-                     ShapeToString(states.master->shape())),
-              ""});
+    LeaveOut(placing.header, {LeftOutPart::kOptimizer,
+                              StrCat("optimizer state '", entry.name, "' of group ", group.number),
+                              StrCat("its shape ", ShapeToString(entry.tensor.shape()),
+                                     " is not that of the group's flat master, ",
+                                     ShapeToString(states.master->shape())),
+                              ""});
     return true;
   });
   return PlaceFlat(FlatGroup{group, {{&file, &states}}, {}, {}, false}, placing);
@@ -391,10 +391,9 @@ Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
 
 }  // namespace
 
-Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
-                      StepModel& header) {
+Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer, StepModel& header) {
   Placing placing{parsed, named, placer, header, std::vector<SeenStates>(named.parameters.size()),
-                  {}, {}, {}};
+                  {},     {},    {}};
   ListUneven(placing);
   for (const NamedWeight& weight : named.weights) {
     if (parsed.stage == 0)

@@ -39,8 +39,8 @@ Error Uncovered(const OpenNames& open, uint32_t tp) {
     list += StrCat(names.size() > kNamesShown ? StrCat(", ... (", names.size(), " in all)") : "",
                    ": ", why);
   }
-  Error error{ErrorCode::kUnsupported,
-              StrCat("nothing says how these are spread over the ", tp, " tensor-parallel ranks: ", list)};
+  Error error{ErrorCode::kUnsupported, StrCat("nothing says how these are spread over the ", tp,
+                                              " tensor-parallel ranks: ", list)};
   error.parameter = open.begin()->second.front();
   return std::move(error).Needing(
       "settle it with --family-set NAME=NUMBER (a size that a rule needs), --replicated REGEX, "
@@ -63,8 +63,8 @@ Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t
   for (const auto& [stage, shapes] : parameter.shapes) {
     if (shapes == first) continue;
     return Fail(Error{ErrorCode::kInvalid, StrCat("it has other shapes on pipeline "
-                                                  "stage ", stage, " than on ",
-                                                  first_stage)}
+                                                  "stage ",
+                                                  stage, " than on ", first_stage)}
                     .OfParameter(parameter.name));
   }
   return out;

@@ -142,8 +142,9 @@ Status ShapeStates(const TagFiles& files, Folder& folder) {
       if (!whole) return Fail(std::move(whole).error().WithContext(file));
       state.tensor = *std::move(whole);
     } else if (!CanBeReduced(state.kind, state.tensor->shape(), folder.shape)) {
-      return Refuse(file, ": shape ", ShapeToString(state.tensor->shape()), ", but the parameter "
-                                                                            "has ",
+      return Refuse(file, ": shape ", ShapeToString(state.tensor->shape()),
+                    ", but the parameter "
+                    "has ",
                     ShapeToString(folder.shape));
     }
   }

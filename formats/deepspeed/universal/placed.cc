@@ -9,9 +9,9 @@
 #include "core/state/model_config.h"
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/state_dict_names.h"
-#include "formats/tools/model_files.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/sharding/placer.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs::deepspeed::universal {
 namespace {
@@ -184,8 +184,9 @@ Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& fold
       CKPT_RETURN_IF_ERROR(placer.AddToGroup(0, "", {&index, 1}));
     }
   } else if (!named && optimizer.groups.size() > 1) {
-    header.notes.emplace_back("the directory does not record which optimizer group a parameter "
-                              "is in");
+    header.notes.emplace_back(
+        "the directory does not record which optimizer group a parameter "
+        "is in");
   }
   return placer.FinishGroups();
 }

@@ -18,8 +18,9 @@ tl::unexpected<Error> Refusal(const Parameter& parameter, std::string reason) {
 Result<UniversalCut> CutAlong(const Parameter& parameter, const Cut& cut) {
   if (cut.pad_multiple > 0 || cut.pad_always) {
     if (cut.dim != 0 || cut.parts.size() > 1) {
-      return Refusal(parameter, StrCat("it is padded along dim ", cut.dim, ", but the universal "
-                                                                           "loader "
+      return Refusal(parameter, StrCat("it is padded along dim ", cut.dim,
+                                       ", but the universal "
+                                       "loader "
                                        "pads a whole dim 0 only"));
     }
     return UniversalCut{Kind::kVocabulary, 0, {}};
@@ -59,9 +60,10 @@ Result<UniversalCut> CutOf(const Parameter& parameter) {
   const bool own = parameter.pattern.kind == PatternKind::kUnknown && parameter.source_pattern;
   const Pattern& pattern = own ? *parameter.source_pattern : parameter.pattern;
   if (pattern.bias_scaled) {
-    return Refusal(parameter, "it is stored divided by the tensor-parallel degree, but the "
-                              "universal "
-                              "loader cannot divide");
+    return Refusal(parameter,
+                   "it is stored divided by the tensor-parallel degree, but the "
+                   "universal "
+                   "loader cannot divide");
   }
   switch (pattern.kind) {
     case PatternKind::kUnknown: return UniversalCut{};
@@ -71,8 +73,9 @@ Result<UniversalCut> CutOf(const Parameter& parameter) {
     case PatternKind::kShard: break;
   }
   if (pattern.cuts.size() != 1) {
-    return Refusal(parameter, "it is cut along several dims, but the universal loader cuts "
-                              "along one");
+    return Refusal(parameter,
+                   "it is cut along several dims, but the universal loader cuts "
+                   "along one");
   }
   return CutAlong(parameter, pattern.cuts[0]);
 }

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/base/strings.h"
-#include "core/view/shard.h"
 #include "core/dialect/shown_weight.h"
+#include "core/view/shard.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
@@ -67,7 +67,8 @@ const Document* ScopedDocument(const StepModel& step, std::string_view key, uint
 
 // A part of it is as large as a model: every rank's engine would load all of it.
 bool HasAtoms(const Document& document) {
-  return std::ranges::any_of(document.tensors, [](const StoredTensor& t) { return t.atom.has_value(); });
+  return std::ranges::any_of(document.tensors,
+                             [](const StoredTensor& t) { return t.atom.has_value(); });
 }
 
 // Every client key in the order of the source.
@@ -273,7 +274,8 @@ Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
 
 std::string FirstOf(const StepModel& step, size_t group) {
   const auto& members = step.groups.at(group).parameters;
-  return members.empty() ? StrCat("group ", group) : StrCat("'", step.parameter(members[0]).name, "'");
+  return members.empty() ? StrCat("group ", group)
+                         : StrCat("'", step.parameter(members[0]).name, "'");
 }
 
 // {'state': {0: {'step': S}}, 'param_groups': [shared]} for the stage-3 loader.
@@ -281,8 +283,8 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
                                ArchiveBuilder& archive) {
   PickleBuilder& pickle = archive.pickle();
   PickleItems state;
-  // Such an engine asks for the step.  Where it would lose a state of another name it gets none, and
-  // fails instead.
+  // Such an engine asks for the step.  Where it would lose a state of another name it gets none,
+  // and fails instead.
   const bool loads = StageThreeLoads(step);
   for (const UniversalParameter& parameter : index.parameters) {
     if (!loads) break;
@@ -436,8 +438,8 @@ Result<std::string> HyperParametersLeftOut(const StepModel& step, const Layout& 
   if (keys.empty()) return std::string();
   std::string text;
   for (const auto& [groups, of_these] : keys) {
-    text += StrCat(text.empty() ? "" : "; ", of_these, ", different for ", FirstOf(step, groups.first),
-                   " and ", FirstOf(step, groups.second));
+    text += StrCat(text.empty() ? "" : "; ", of_these, ", different for ",
+                   FirstOf(step, groups.first), " and ", FirstOf(step, groups.second));
   }
   return StrCat("hyper-parameters: ", text, "; ",
                 flattened ? "the source has them by parameter and does not say which parameters "

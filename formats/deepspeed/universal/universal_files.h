@@ -17,9 +17,9 @@
 #pragma once
 
 #include "core/base/result.h"
+#include "core/dialect/shown_names.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
-#include "core/dialect/shown_names.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/torch/archive_builder.h"
 

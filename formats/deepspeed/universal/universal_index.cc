@@ -7,9 +7,9 @@
 #include <unordered_map>
 
 #include "core/base/strings.h"
+#include "core/dialect/shown_names.h"
 #include "core/view/reader_demands.h"
 #include "core/view/shard.h"
-#include "core/dialect/shown_names.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 
 namespace ckptfs::deepspeed {
@@ -81,8 +81,8 @@ class Collector {
       if (step_.parameters[i].role != Role::kTrainable || states_[i].contains("fp32")) continue;
       auto weight = step_.FindAtom(ParameterIndex{i}, "weight");
       if (!weight) {
-        return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}
-                        .OfParameter(step_.parameters[i].name));
+        return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(
+            step_.parameters[i].name));
       }
       states_[i].emplace("fp32", std::vector<AtomIndex>{*weight});
     }
@@ -136,8 +136,9 @@ class ExpertStacker {
     const Parameter& parameter = step_.parameter(index);
     const std::string family = WithExpert(parameter, Name(index), 0);
     if (family.empty()) {
-      return Fail(Error{ErrorCode::kUnsupported, "the name does not say the expert's number"}
-                      .OfParameter(parameter.name));
+      return Fail(
+          Error{ErrorCode::kUnsupported, "the name does not say the expert's number"}.OfParameter(
+              parameter.name));
     }
     experts_[family].emplace(*parameter.expert, index);
     return {};
@@ -169,16 +170,19 @@ class ExpertStacker {
     const ParameterIndex first = members.at(static_cast<uint32_t>(local));
     UniversalParameter shown{Name(first), first, states_.Of(first), ep_};
     if (step_.parameter(first).shape.empty()) {
-      return Fail(Error{ErrorCode::kUnsupported, "it is 0-d, which an expert's tensor must "
-                                                 "not be"}.OfParameter(Name(first)));
+      return Fail(Error{ErrorCode::kUnsupported,
+                        "it is 0-d, which an expert's tensor must "
+                        "not be"}
+                      .OfParameter(Name(first)));
     }
     for (uint64_t rank = 1; rank < ep_; ++rank) {
       const ParameterIndex other = members.at(static_cast<uint32_t>(rank * per_rank + local));
       const auto states = states_.Of(other);
       if (step_.parameter(other).shape != step_.parameter(first).shape ||
           states.size() != shown.states.size()) {
-        return Fail(Error{ErrorCode::kUnsupported, StrCat("differs from expert '", Name(first), "'")}
-                        .OfParameter(Name(other)));
+        return Fail(
+            Error{ErrorCode::kUnsupported, StrCat("differs from expert '", Name(first), "'")}
+                .OfParameter(Name(other)));
       }
       for (size_t s = 0; s < states.size(); ++s) {
         if (states[s].file == "step") continue;

@@ -139,8 +139,7 @@ class InfoBuilder {
       items.emplace_back(pickle_.String(key), pickle_.List(std::move(values)));
     }
     if (!widths_.empty()) {
-      items.emplace_back(pickle_.String("sub_param_shard_widths"),
-                         pickle_.Dict(widths_));
+      items.emplace_back(pickle_.String("sub_param_shard_widths"), pickle_.Dict(widths_));
     }
     return items;
   }
@@ -211,8 +210,8 @@ Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const 
     for (const auto& [key, value] : RootOf(tree).Items()) {
       const std::string_view name = key.String().value_or("");
       // How the source's ranks were cut stays true of its names.
-      const bool map = name == "affine_map" && (layout.naming == Naming::kAsSource ||
-                                                layout.naming == step.layout.naming);
+      const bool map = name == "affine_map" &&
+                       (layout.naming == Naming::kAsSource || layout.naming == step.layout.naming);
       if (!map && std::find(kOurKeys.begin(), kOurKeys.end(), name) != kOurKeys.end()) continue;
       if (!source->tensors.empty()) continue;
       const NodeId shown = archive.pickle().Copy(key);

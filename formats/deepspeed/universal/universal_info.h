@@ -13,9 +13,9 @@
 #include <string_view>
 
 #include "core/base/result.h"
+#include "core/dialect/shown_names.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
-#include "core/dialect/shown_names.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::deepspeed {

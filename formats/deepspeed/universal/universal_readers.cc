@@ -9,7 +9,8 @@ constexpr std::string_view kAdam[] = {"exp_avg", "exp_avg_sq", "step"};
 // transformers.Adafactor keeps the last root mean square, and computes it before it reads it.
 constexpr std::string_view kMadeAnew[] = {"RMS"};
 // Hyper-parameters of torch.optim.Muon, and of DeepSpeed's, whose momentum of a rank is that of the
-// whole parameters that touch its partition (_muon_momentum_buffer of runtime/zero/stage_1_and_2.py).
+// whole parameters that touch its partition (_muon_momentum_buffer of
+// runtime/zero/stage_1_and_2.py).
 constexpr std::string_view kOfMuon[] = {"use_muon", "ns_coefficients", "ns_steps", "ns_method"};
 constexpr WholeState kWhole[] = {{"momentum_buffer", kOfMuon}};
 
@@ -28,7 +29,8 @@ constexpr ReaderDemands kStagesOneAndTwo = {
 
 constexpr ReaderDemands kStageThree = {
     .reader = "a DeepSpeed engine at ZeRO-3",
-    .remedy = "engines at ZeRO 1 and 2 take states by any name: ask for zero1 or zero2 in the layout",
+    .remedy =
+        "engines at ZeRO 1 and 2 take states by any name: ask for zero1 or zero2 in the layout",
     .asks = kAdam,
     .takes = kAdam,
     .made_anew = kMadeAnew,
@@ -45,6 +47,8 @@ const ReaderDemands& UniversalReader(const Layout& layout) {
   return layout.zero == 3 ? kStageThree : kStagesOneAndTwo;
 }
 
-bool StageThreeLoads(const StepModel& step) { return CheckDemands(step, kStageThree, Layout{}).has_value(); }
+bool StageThreeLoads(const StepModel& step) {
+  return CheckDemands(step, kStageThree, Layout{}).has_value();
+}
 
 }  // namespace ckptfs::deepspeed

@@ -3,12 +3,13 @@
 // UniversalReaders are the engines that load a universal directory, as rows of what each does with
 // an optimizer's states (DeepSpeed 0.19.7):
 //
-//   stages 1, 2 and BF16_Optimizer   checkpoint/universal_checkpoint.py load_hp_checkpoint_state and
-//                                    utils/tensor_fragment.py map_to_flat_opt_states: every file of a
-//                                    parameter's directory, as one vector of fp32 per group
+//   stages 1, 2 and BF16_Optimizer   checkpoint/universal_checkpoint.py load_hp_checkpoint_state
+//   and
+//                                    utils/tensor_fragment.py map_to_flat_opt_states: every file of
+//                                    a parameter's directory, as one vector of fp32 per group
 //   stage 3                          runtime/zero/stage3.py
-//                                    load_hp_checkpoint_state_from_checkpoint_dir_stage3: fp32, exp_avg
-//                                    and exp_avg_sq by name, and one step for all groups
+//                                    load_hp_checkpoint_state_from_checkpoint_dir_stage3: fp32,
+//                                    exp_avg and exp_avg_sq by name, and one step for all groups
 //
 // Thread safety: pure functions.
 

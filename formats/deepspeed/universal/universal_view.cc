@@ -272,8 +272,10 @@ Status CheckGroups(const StepModel& step) {
     return members.empty() ? std::string("?") : step.parameter(members[0]).name;
   };
   return Fail(ErrorCode::kUnsupported,
-              StrCat("group ", apart, " of the optimizer has other hyper-parameters on one "
-                     "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
+              StrCat("group ", apart,
+                     " of the optimizer has other hyper-parameters on one "
+                     "pipeline stage ('",
+                     name(static_cast<size_t>(apart)), "') than on another ('",
                      name(step.groups.size() - 1), "'), but an engine takes groups by number"));
 }
 
@@ -303,10 +305,11 @@ Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& 
   std::string unloaded = NotLoaded(step);
   if (!unloaded.empty()) lines.push_back(std::move(unloaded));
   if (layout.zero == 3 && step.groups.size() > 1 && HasStates(step)) {
-    lines.push_back("counts of steps by group: an engine at ZeRO 3 gives all sub-groups one "
-                    "tensor; a torch "
-                    "optimizer raises it once for each, so that bias corrections are those of "
-                    "later steps");
+    lines.push_back(
+        "counts of steps by group: an engine at ZeRO 3 gives all sub-groups one "
+        "tensor; a torch "
+        "optimizer raises it once for each, so that bias corrections are those of "
+        "later steps");
   }
   return lines;
 }

@@ -40,8 +40,10 @@ Result<uint64_t> PickleMachine<Values>::TakeIndex() {
 
 template <class Values>
 Status PickleMachine<Values>::Push(Result<Value> value) {
-  if (!value) [[unlikely]] return Fail(std::move(value).error());
-  if (stack_.size() >= Values::kMaxMemo) [[unlikely]] return Refuse("the stack is too deep");
+  if (!value) [[unlikely]]
+    return Fail(std::move(value).error());
+  if (stack_.size() >= Values::kMaxMemo) [[unlikely]]
+    return Refuse("the stack is too deep");
   stack_.push_back(*value);
   return {};
 }
@@ -75,7 +77,8 @@ void PickleMachine<Values>::DropMark() {
 template <class Values>
 Status PickleMachine<Values>::PutMemo(uint64_t index) {
   CKPT_ASSIGN_OR_RETURN(Value value, Top());
-  if (MemoSize() >= Values::kMaxMemo) return Refuse("more than ", Values::kMaxMemo, " memo entries");
+  if (MemoSize() >= Values::kMaxMemo)
+    return Refuse("more than ", Values::kMaxMemo, " memo entries");
   if (index < memo_.size()) {
     memo_[index] = value;
   } else if (index == memo_.size() && scattered_.empty()) {
@@ -98,8 +101,7 @@ template <class Values>
 Status PickleMachine<Values>::PushTuple(size_t count) {
   const size_t floor = marks_.empty() ? 0 : marks_.back();
   if (stack_.size() < floor + count) return Refuse("the stack is empty");
-  CKPT_ASSIGN_OR_RETURN(Value tuple,
-                        values_.Tuple(std::span<const Value>(stack_).last(count)));
+  CKPT_ASSIGN_OR_RETURN(Value tuple, values_.Tuple(std::span<const Value>(stack_).last(count)));
   stack_.resize(stack_.size() - count);
   stack_.push_back(tuple);
   return {};

@@ -220,8 +220,10 @@ Status PackedValues::SpreadDict(const PackedSchema& schema, std::span<const Pack
                     "', which is not known");
     }
     PackedValue& to = fields_[static_cast<size_t>(field - names.begin())];
-    if (to.kind() != PackedKind::kAbsent) return Refuse("a ", schema.name, " has an attribute "
-                                                                           "twice");
+    if (to.kind() != PackedKind::kAbsent)
+      return Refuse("a ", schema.name,
+                    " has an attribute "
+                    "twice");
     to = items[i + 1];
   }
   return {};

@@ -32,7 +32,17 @@ namespace ckptfs {
 class PackedValue {
  public:
   enum class Kind : uint8_t {
-    kAbsent, kNone, kBool, kInt, kString, kTuple, kList, kDict, kGlobal, kObject, kOpaque
+    kAbsent,
+    kNone,
+    kBool,
+    kInt,
+    kString,
+    kTuple,
+    kList,
+    kDict,
+    kGlobal,
+    kObject,
+    kOpaque
   };
   PackedValue() = default;
   PackedValue(Kind kind, uint64_t word) : bits_(word << 4 | static_cast<uint64_t>(kind)) {}

@@ -11,7 +11,6 @@
 
 namespace ckptfs {
 
-
 // Two's complement; trailing sign bytes that say nothing are dropped.
 template <class Values>
 Status PickleMachine<Values>::PushLong(std::string_view little_endian) {
@@ -41,11 +40,17 @@ Status PickleMachine<Values>::PushString(std::string_view text, bool may_be_byte
 }
 
 template <class Values>
-Status PickleMachine<Values>::DoNone() { return Push(values_.None()); }
+Status PickleMachine<Values>::DoNone() {
+  return Push(values_.None());
+}
 template <class Values>
-Status PickleMachine<Values>::DoTrue() { return Push(values_.Bool(true)); }
+Status PickleMachine<Values>::DoTrue() {
+  return Push(values_.Bool(true));
+}
 template <class Values>
-Status PickleMachine<Values>::DoFalse() { return Push(values_.Bool(false)); }
+Status PickleMachine<Values>::DoFalse() {
+  return Push(values_.Bool(false));
+}
 
 template <class Values>
 Status PickleMachine<Values>::DoBinInt() {

@@ -125,8 +125,8 @@ std::optional<PickleNode> RebuildParameter(PickleTree& tree, const PickleNode& a
   if (arguments.kind != Kind::kTuple || arguments.children.size() != 3) return std::nullopt;
   const PickleNode& data = tree.nodes[arguments.children[0]];
   const PickleNode& grad = tree.nodes[arguments.children[1]];
-  if (data.kind != Kind::kTensor || data.extra != PickleNode::kNoExtra || grad.kind != Kind::kBool ||
-      !NoHooks(tree, arguments.children[2])) {
+  if (data.kind != Kind::kTensor || data.extra != PickleNode::kNoExtra ||
+      grad.kind != Kind::kBool || !NoHooks(tree, arguments.children[2])) {
     return std::nullopt;
   }
   TensorNode tensor = tree.TensorOf(data);
@@ -164,7 +164,8 @@ std::optional<std::string> Latin1(std::string_view utf8) {
     unsigned char c = static_cast<unsigned char>(utf8[i]);
     if (c >= 0x80) {
       if (c > 0xc3 || i + 1 == utf8.size()) return std::nullopt;
-      c = static_cast<unsigned char>(((c & 3) << 6) | (static_cast<unsigned char>(utf8[++i]) & 0x3f));
+      c = static_cast<unsigned char>(((c & 3) << 6) |
+                                     (static_cast<unsigned char>(utf8[++i]) & 0x3f));
     }
     bytes += static_cast<char>(c);
   }
@@ -209,8 +210,8 @@ std::optional<std::vector<NodeId>> ItemsToBe(const PickleTree& tree, const Pickl
   std::vector<NodeId> items;
   for (NodeId id : source.children) {
     const PickleNode& pair = tree.nodes[id];
-    const bool two = (pair.kind == Kind::kTuple || pair.kind == Kind::kList) &&
-                     pair.children.size() == 2;
+    const bool two =
+        (pair.kind == Kind::kTuple || pair.kind == Kind::kList) && pair.children.size() == 2;
     if (!two) return std::nullopt;
     items.insert(items.end(), pair.children.begin(), pair.children.end());
   }
@@ -289,7 +290,8 @@ std::optional<PickleNode> RecogniseReduce(PickleTree& tree, NodeId callee, NodeI
   if (IsGlobal(global, "torch._tensor", "_rebuild_from_type_v2")) {
     return RebuildFromType(tree, callee, arguments);
   }
-  if (IsGlobal(global, "collections", "OrderedDict") || IsGlobal(global, "collections", "Counter")) {
+  if (IsGlobal(global, "collections", "OrderedDict") ||
+      IsGlobal(global, "collections", "Counter")) {
     return DictCall(tree, callee, arguments);
   }
   if (IsGlobal(global, "_codecs", "encode")) return EncodedBytes(tree, tuple);

@@ -141,7 +141,8 @@ std::optional<std::string> UnescapeString(std::string_view text) {
 std::optional<std::string> UnescapeRawUnicode(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
-    bool escape = text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == 'u' || text[i + 1] == 'U');
+    bool escape =
+        text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == 'u' || text[i + 1] == 'U');
     if (!escape) {
       AppendUtf8(out, static_cast<unsigned char>(text[i++]));
       continue;

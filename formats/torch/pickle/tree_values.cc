@@ -38,7 +38,8 @@ PickleTreeValues::PickleTreeValues(uint64_t pickle_bytes, size_t max_nodes)
 }
 
 Result<NodeId> PickleTreeValues::Add(PickleNode node) {
-  if (tree_.nodes.size() >= max_nodes_) [[unlikely]] CKPT_RETURN_IF_ERROR(CheckRoom());
+  if (tree_.nodes.size() >= max_nodes_) [[unlikely]]
+    CKPT_RETURN_IF_ERROR(CheckRoom());
   tree_.nodes.push_back(std::move(node));
   return static_cast<NodeId>(tree_.nodes.size() - 1);
 }
@@ -108,8 +109,8 @@ Result<NodeId> PickleTreeValues::Global(std::string_view module, std::string_vie
 
 // The size of what calls copy must stay proportional to the pickle.
 Status PickleTreeValues::Charge(const PickleNode& node) {
-  charged_ += (node.children.size() + tree_.ExtraOf(node).items.size()) * sizeof(NodeId) +
-              node.text.size();
+  charged_ +=
+      (node.children.size() + tree_.ExtraOf(node).items.size()) * sizeof(NodeId) + node.text.size();
   if (node.kind == Kind::kTensor) {
     const TensorNode& tensor = tree_.TensorOf(node);
     charged_ += sizeof(TensorNode) / 2 + tensor.storage_key.size() + tensor.shape.size();
@@ -185,8 +186,10 @@ Status PickleTreeValues::Append(NodeId list, std::span<const NodeId> items) {
 
 Status PickleTreeValues::SetItems(NodeId dict, std::span<const NodeId> items) {
   const Kind kind = tree_.nodes[dict].kind;
-  if (kind != Kind::kDict && !CanHold(kind)) return Refuse("sets items of a value that is not a "
-                                                           "dict");
+  if (kind != Kind::kDict && !CanHold(kind))
+    return Refuse(
+        "sets items of a value that is not a "
+        "dict");
   auto& to = kind == Kind::kDict ? tree_.nodes[dict].children : tree_.MakeExtra(dict).items;
   to.insert(to.end(), items.begin(), items.end());
   return {};

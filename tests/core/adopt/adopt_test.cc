@@ -48,7 +48,9 @@ class AdoptTest : public testing::Test {
   }
   std::string Path() const { return directory_.path() + "/run7"; }
   std::string Latest() { return store_->Resolve(options_.run, "latest")->id; }
-  Result<AdoptReport> AdoptAll() { return AdoptPlace(*store_, *PlaceOf(Path()), sources_, options_); }
+  Result<AdoptReport> AdoptAll() {
+    return AdoptPlace(*store_, *PlaceOf(Path()), sources_, options_);
+  }
   StepModel Load(const StepRecord& record) { return (*store_->Load(record))->model; }
 
   TemporaryDirectory directory_;
@@ -62,8 +64,7 @@ TEST_F(AdoptTest, OneStepIsReadOnceHoweverItIsTaken) {
   const auto found = Scan(*PlaceOf(Path()), sources_);
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 2u);
-  for (const Ownership ownership :
-       {Ownership::kReference, Ownership::kCopy, Ownership::kLink}) {
+  for (const Ownership ownership : {Ownership::kReference, Ownership::kCopy, Ownership::kLink}) {
     options_.ownership = ownership;
     options_.run = "run" + std::to_string(static_cast<int>(ownership));
     fake_->FailAt(3);  // one Complete and one Read are left
@@ -93,7 +94,8 @@ TEST_F(AdoptTest, AStepThatAProcessWritesIsLeftOut) {
     ASSERT_EQ(all->steps.size(), 1u);
     EXPECT_EQ(all->steps[0].id, "step1");
     ASSERT_EQ(all->skipped.size(), 1u);
-    EXPECT_THAT(all->skipped[0], testing::StartsWith("step2: incomplete: " + Path() + "/step2/data: a process has it"));
+    EXPECT_THAT(all->skipped[0], testing::StartsWith("step2: incomplete: " + Path() +
+                                                     "/step2/data: a process has it"));
   }
   for (const Ownership ownership : {Ownership::kReference, Ownership::kLink, Ownership::kCopy}) {
     options_.ownership = ownership;
@@ -123,7 +125,8 @@ TEST_F(AdoptTest, ZerosThatNobodyWroteAreTakenAndSaid) {
   ASSERT_TRUE(all);
   EXPECT_EQ(all->steps.size(), 2u);
   ASSERT_EQ(all->warnings.size(), 1u);
-  EXPECT_THAT(all->warnings[0], HasSubstr("run7/step2: " + path + ": 8192 of its 8192 bytes were never written"));
+  EXPECT_THAT(all->warnings[0],
+              HasSubstr("run7/step2: " + path + ": 8192 of its 8192 bytes were never written"));
 }
 
 TEST_F(AdoptTest, AStepsOwnDirectoryGivesTheSameStep) {
@@ -158,10 +161,10 @@ TEST_F(AdoptTest, WhyAnOptimizerIsNotTakenIsToldOnce) {
   for (int pass = 0; pass < 2; ++pass) {
     const auto report = AdoptAll();
     ASSERT_TRUE(report);
-    EXPECT_THAT(report->warnings,
-                testing::ElementsAre(
-                    "run7/step2 (and 1 other step): left out: the optimizer: nobody "
-                    "knows whose; give more"));
+    EXPECT_THAT(
+        report->warnings,
+        testing::ElementsAre("run7/step2 (and 1 other step): left out: the optimizer: nobody "
+                             "knows whose; give more"));
   }
 }
 
@@ -199,9 +202,10 @@ TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {
   ASSERT_TRUE(report) << report.error().message;
   ASSERT_EQ(report->steps.size(), 2u);
   EXPECT_EQ(report->steps[0].id, "step2-1");  // the name is taken by the other's
-  EXPECT_THAT(report->warnings, testing::ElementsAre(HasSubstr(
-                                    "both/step2-1: both/step2 was adopted "
-                                    "from " + Path() + "/step2")));
+  EXPECT_THAT(report->warnings,
+              testing::ElementsAre(HasSubstr("both/step2-1: both/step2 was adopted "
+                                             "from " +
+                                             Path() + "/step2")));
   EXPECT_EQ(report->steps[1].id, "step3");
   EXPECT_EQ(store_->Resolve("both", "latest")->id, "step3");
   EXPECT_TRUE(AdoptPlace(*store_, later, sources_, options_)) << "again changes nothing";
@@ -240,8 +244,9 @@ TEST_F(AdoptTest, ATrainingThatBeganAgainInItsDirectoryIsTheLatest) {
     EXPECT_EQ(Latest(), "step3");
     EXPECT_THAT(more->warnings, testing::Not(testing::Contains(HasSubstr("life"))));
     // The same from another process, which knows only what the store says.
-    EXPECT_EQ((*Store::Open(directory_.path() + "/store", false))->Resolve(options_.run, "latest")->id,
-              "step3");
+    EXPECT_EQ(
+        (*Store::Open(directory_.path() + "/store", false))->Resolve(options_.run, "latest")->id,
+        "step3");
   }
 }
 

@@ -167,8 +167,9 @@ TEST(PackTest, TheTightestAccessIsAsStrictAsEveryFile) {
   for (int round = 0; round < 20000; ++round) {
     std::vector<OwnerAndMode> files(1 + random() % 3);
     for (OwnerAndMode& file : files) {
-      file = OwnerAndMode{static_cast<uint32_t>(random() % 4 == 0 ? 0777 & ~(random() % 512) : 0644),
-                        static_cast<uint32_t>(random() % 3), static_cast<uint32_t>(random() % 3)};
+      file =
+          OwnerAndMode{static_cast<uint32_t>(random() % 4 == 0 ? 0777 & ~(random() % 512) : 0644),
+                       static_cast<uint32_t>(random() % 3), static_cast<uint32_t>(random() % 3)};
     }
     const OwnerAndMode tightest = TightestAccess(files);
     for (uint32_t uid = 1; uid < 4; ++uid) {

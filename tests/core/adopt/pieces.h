@@ -31,7 +31,9 @@ class Pieces {
   void Restrict(uint32_t rank, uint32_t mode);
 
   StepModel& model() { return model_; }
-  std::string PathOf(uint32_t rank) const { return directory_.path() + "/rank" + std::to_string(rank); }
+  std::string PathOf(uint32_t rank) const {
+    return directory_.path() + "/rank" + std::to_string(rank);
+  }
   const std::string& directory() const { return directory_.path(); }
   static std::string Truth(const StepModel& model, AtomIndex atom);
 

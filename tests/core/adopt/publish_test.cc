@@ -12,10 +12,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
-#include "core/io/file_storage.h"
 #include "core/check/verify.h"
+#include "core/io/file_storage.h"
+#include "core/manifest/manifest.h"
 #include "fs/permissions.h"
 #include "tests/core/adopt/pieces.h"
 #include "tests/support/faulty_storage.h"

@@ -110,7 +110,9 @@ TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
 // A save directory that is a step itself, of whatever moment: a final model.
 struct TopSource : Source {
   std::string_view name() const override { return "top"; }
-  SaveState StateOf(const StepCandidate&, const SourceOptions&, const SaveHistory&) const override { return {}; }
+  SaveState StateOf(const StepCandidate&, const SourceOptions&, const SaveHistory&) const override {
+    return {};
+  }
   Result<StepModel> Read(const StepCandidate&, const SourceOptions&) const override {
     return StepModel();
   }
@@ -172,7 +174,8 @@ TEST_F(ScanTest, RunsFurtherBelowAreNamedAndNotTaken) {
   const auto result = Ingest(directory.path());
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kNotFound);
-  EXPECT_EQ(result.error().needs, "there are runs further below: give " + directory.path() + "/logs");
+  EXPECT_EQ(result.error().needs,
+            "there are runs further below: give " + directory.path() + "/logs");
   EXPECT_TRUE(Ingest(directory.path() + "/logs"));
   std::filesystem::remove_all(directory.path() + "/logs/run");
   EXPECT_EQ(Ingest(directory.path()).error().needs, "");
@@ -190,8 +193,8 @@ TEST_F(ScanTest, WhatIsOnlyRecognisedIsRefusedBesideTheOthers) {
   directory.Write("step1/done", "");
   directory.Write("alien1/x", "");
   directory.Write("alien2/x", "");
-  const Recognise recognise =
-      [](const Root& root, const std::string& path) -> Result<std::optional<Recognised>> {
+  const Recognise recognise = [](const Root& root,
+                                 const std::string& path) -> Result<std::optional<Recognised>> {
     const bool alien = LastComponent(root.PathOf(path)).starts_with("alien");
     return alien ? std::optional(Recognised{"alien: not readable yet", {}}) : std::nullopt;
   };
@@ -200,9 +203,11 @@ TEST_F(ScanTest, WhatIsOnlyRecognisedIsRefusedBesideTheOthers) {
   EXPECT_EQ(result->steps.size(), 1u);
   ASSERT_EQ(result->refused.size(), 1u);
   EXPECT_EQ(result->refused[0].code, ErrorCode::kUnsupported);
-  EXPECT_EQ(result->refused[0].message, directory.path() + ": 2 directories (alien1, alien2): "
-                                                           "alien: not readable yet");
-  const auto one = IngestPlace(*PlaceOf(directory.path() + "/alien1"), sources, {}, {recognise, {}});
+  EXPECT_EQ(result->refused[0].message, directory.path() +
+                                            ": 2 directories (alien1, alien2): "
+                                            "alien: not readable yet");
+  const auto one =
+      IngestPlace(*PlaceOf(directory.path() + "/alien1"), sources, {}, {recognise, {}});
   ASSERT_FALSE(one);
   EXPECT_EQ(one.error().message, directory.path() + "/alien1: alien: not readable yet");
 }

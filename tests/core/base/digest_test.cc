@@ -39,7 +39,8 @@ TEST(DigestTest, ItIsTheSameOnEveryProcessor) {
     XXH3_state_t state;
     internal::kXxh3Here.reset(&state);
     for (size_t at = 0; at < bytes.size(); at += piece) {
-      const std::span<const std::byte> one = std::span(bytes).subspan(at, std::min(piece, bytes.size() - at));
+      const std::span<const std::byte> one =
+          std::span(bytes).subspan(at, std::min(piece, bytes.size() - at));
       stream.Add(one);
       internal::kXxh3Here.update(&state, one.data(), one.size());
     }

@@ -27,8 +27,9 @@ TEST(StrictJsonTest, WhatHasNoJsonIsPutRight) {
 }
 
 TEST(StrictJsonTest, WhatIsNotJsonForPythonStaysSo) {
-  for (const std::string text : {"[nan]", "[Inf]", "[+Infinity]", "[--Infinity]", "[1e999x]", "[01]", "\"\\ud8", "\"\\",
-                                 "[-]", "[1.]", "{NaN: 1}", "\"\\ud80g\"", "[NaNNaN]"}) {
+  for (const std::string text :
+       {"[nan]", "[Inf]", "[+Infinity]", "[--Infinity]", "[1e999x]", "[01]", "\"\\ud8", "\"\\",
+        "[-]", "[1.]", "{NaN: 1}", "\"\\ud80g\"", "[NaNNaN]"}) {
     EXPECT_FALSE(nlohmann::json::accept(StrictJson(text))) << text;
     EXPECT_EQ(StrictJson(text).size(), text.size());
   }

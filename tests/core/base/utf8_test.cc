@@ -12,8 +12,10 @@ namespace {
 TEST(Utf8Test, AnyBytesComeBack) {
   std::mt19937 random(7);
   // Letters of two to four bytes, their parts, and characters of the private range.
-  const std::string_view pieces[] = {"a", "\xe9", "\xc3\xa9", "\xe2\x82", "\xe2\x82\xac", "\xff", "\xed\xa0\x80",
-                                     "\xf4\x8f\xba\x80", "\xf4\x8f\xbb\xbf", "\xf0\x9f\x98\x80", "\xc0\x80"};
+  const std::string_view pieces[] = {
+      "a",       "\xe9",         "\xc3\xa9",         "\xe2\x82",         "\xe2\x82\xac",
+      "\xff",    "\xed\xa0\x80", "\xf4\x8f\xba\x80", "\xf4\x8f\xbb\xbf", "\xf0\x9f\x98\x80",
+      "\xc0\x80"};
   for (int i = 0; i < 2000; ++i) {
     std::string bytes;
     for (uint32_t left = random() % 9; left > 0; --left) {
@@ -24,7 +26,8 @@ TEST(Utf8Test, AnyBytesComeBack) {
       }
     }
     const std::string text = Utf8OfBytes(bytes);
-    EXPECT_EQ(BytesOfUtf8(nlohmann::json::parse(nlohmann::json(text).dump()).get<std::string>()), bytes);
+    EXPECT_EQ(BytesOfUtf8(nlohmann::json::parse(nlohmann::json(text).dump()).get<std::string>()),
+              bytes);
   }
 }
 

@@ -33,7 +33,8 @@ std::string Tensor(const std::string& rest) { return "{\"a\":{" + rest + "}}"; }
 TEST(SafetensorsHeaderTest, ReadsInFileOrder) {
   auto header = Parse(R"( {"b":{"dtype":"F32","shape":[2],"data_offsets":[2,10]},
       "__metadata__":{"k":"v","\u00e9":"\n"}, "e":{"data_offsets":[2,2],"shape":[0,9],"dtype":"U8"},
-      "a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}    )", 10);
+      "a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}    )",
+                      10);
   ASSERT_TRUE(header.has_value()) << header.error().message;
   ASSERT_EQ(header->entries.size(), 3u);
   EXPECT_EQ(header->entries[0].name, "a");
@@ -63,9 +64,10 @@ TEST(SafetensorsHeaderTest, RefusesImpossibleLengths) {
 }
 
 TEST(SafetensorsHeaderTest, RefusesWhatIsNotTheGrammar) {
-  for (std::string json : {"", " ", "[]", "5", "\"x\"", "{", "{}{}", "{\"a\":1}", "{\"a\":null}",
-                           "{\"a\":[]}", "{\"a\":{}}", "{\"__metadata__\":5}",
-                           "{\"__metadata__\":{\"k\":1}}", "{\"__metadata__\":{\"k\":{}}}", "nul", "{\"a\"}"}) {
+  for (std::string json :
+       {"", " ", "[]", "5", "\"x\"", "{", "{}{}", "{\"a\":1}", "{\"a\":null}", "{\"a\":[]}",
+        "{\"a\":{}}", "{\"__metadata__\":5}", "{\"__metadata__\":{\"k\":1}}",
+        "{\"__metadata__\":{\"k\":{}}}", "nul", "{\"a\"}"}) {
     EXPECT_FALSE(Parse(json, 0).has_value()) << json;
   }
   ExpectRefused(std::string("{\"a\xff\":{}}"), 0, "not JSON");
@@ -76,7 +78,8 @@ TEST(SafetensorsHeaderTest, RefusesWhatIsNotTheGrammar) {
   for (int i = 0; i < 100000; ++i) deep += "{\"a\":";
   ExpectRefused(deep, 0, "unknown key 'a'");
   ExpectRefused(Tensor(R"("dtype":"F32","shape":[[1]],"data_offsets":[0,4])"), 4, "wrong place");
-  ExpectRefused(Tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1)"), 4, "unknown key");
+  ExpectRefused(Tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1)"), 4,
+                "unknown key");
 }
 
 TEST(SafetensorsHeaderTest, RefusesDuplicates) {
@@ -84,7 +87,8 @@ TEST(SafetensorsHeaderTest, RefusesDuplicates) {
   ExpectRefused("{\"a\":{" + one + "},\"a\":{" + one + "}}", 1, "two keys 'a'");
   ExpectRefused(R"({"__metadata__":{"k":"1","k":"2"}})", 0, "two keys 'k'");
   ExpectRefused(R"({"__metadata__":{},"__metadata__":{}})", 0, "two keys '__metadata__'");
-  ExpectRefused(Tensor(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])"), 1, "two keys 'dtype'");
+  ExpectRefused(Tensor(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])"), 1,
+                "two keys 'dtype'");
 }
 
 TEST(SafetensorsHeaderTest, RefusesBadNumbersAndTypes) {
@@ -131,7 +135,8 @@ TEST(SafetensorsHeaderTest, RenderedHeadersParseAndAreAligned) {
   for (int count : {0, 1, 2, 60, 500}) {
     while (static_cast<int>(entries.size()) < count) {
       uint64_t i = entries.size();
-      entries.push_back({.name = "layer\t\"" + std::to_string(i), .dtype = static_cast<DType>(i % 19),
+      entries.push_back({.name = "layer\t\"" + std::to_string(i),
+                         .dtype = static_cast<DType>(i % 19),
                          .shape = Shape(i % 4, i % 7)});
     }
     auto size = SafetensorsHeaderSize(metadata, entries);

@@ -206,7 +206,9 @@ TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
                                    {7200000, ""}}) {
     const std::vector<float> whole = values_;
     const auto records = RecordsFor(std::as_bytes(std::span(whole)));
-    records_ = [&](const std::shared_ptr<const File>&) -> Result<std::vector<FileRecord>> { return records; };
+    records_ = [&](const std::shared_ptr<const File>&) -> Result<std::vector<FileRecord>> {
+      return records;
+    };
     reinterpret_cast<std::byte*>(values_.data())[byte] ^= std::byte{4};
     Write("a");
     Write("b");

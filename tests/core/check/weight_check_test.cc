@@ -67,7 +67,8 @@ class WeightCheckTest : public testing::Test {
     model_.atoms.push_back(atom);
     std::string bytes(kWeightElements * 2, '\0');
     FindCast(DType::kF32, DType::kBF16)(reinterpret_cast<const std::byte*>(values.data()),
-                                        reinterpret_cast<std::byte*>(bytes.data()), kWeightElements);
+                                        reinterpret_cast<std::byte*>(bytes.data()),
+                                        kWeightElements);
     files_[kRanks] += bytes;
   }
   Atom NewAtom(uint32_t number, const char* kind, DType dtype) {
@@ -134,7 +135,8 @@ TEST_F(WeightCheckTest, ExchangedRankFilesAreNamed) {
   EXPECT_TRUE(Has(text, directory_.path() + "/rank")) << text;
   const VerifyReport report = Verified();
   EXPECT_EQ(report.defect_count, 4u);
-  EXPECT_TRUE(Has(report.defects[0].rule, "; 20")) << report.defects[0].rule;  // of 3,000 in two files
+  EXPECT_TRUE(Has(report.defects[0].rule, "; 20"))
+      << report.defects[0].rule;  // of 3,000 in two files
 }
 
 TEST_F(WeightCheckTest, AFileThatIsThereTwiceIsNamed) {
@@ -207,7 +209,8 @@ TEST_F(WeightCheckTest, TheSampleIsBounded) {
     }
   }
   model_.BuildIndex();
-  EXPECT_EQ(*CheckWeightSample(model_, *BlobReader::Create(model_, {})), 8192u * 128u);  // of 9,000 runs
+  EXPECT_EQ(*CheckWeightSample(model_, *BlobReader::Create(model_, {})),
+            8192u * 128u);  // of 9,000 runs
 }
 
 TEST(FindDifferenceTest, WhatProcessorsMayDoIsNoDifference) {

@@ -23,7 +23,8 @@ using testing::IsEmpty;
 
 using FollowCopyTest = FollowTest;
 
-// Programs that copy give a file its size before its bytes, and may stall for longer than anybody waits.
+// Programs that copy give a file its size before its bytes, and may stall for longer than anybody
+// waits.
 TEST_F(FollowCopyTest, WhatWasNeverWrittenIsNoStepUntilItIs) {
   if (!IsLocalFilesystem(directory_.path())) GTEST_SKIP() << "the filesystem may tell nothing";
   int number = 0;
@@ -35,12 +36,15 @@ TEST_F(FollowCopyTest, WhatWasNeverWrittenIsNoStepUntilItIs) {
     ASSERT_EQ(allocate ? posix_fallocate(copy.get(), 0, 8192) : ftruncate(copy.get(), 8192), 0);
     EXPECT_THAT(Look(), IsEmpty());
     for (int second = 0; second < 70; ++second) EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
-    EXPECT_THAT(follower_->waiting().front().why, HasSubstr("/data: a process has it open for writing"));
+    EXPECT_THAT(follower_->waiting().front().why,
+                HasSubstr("/data: a process has it open for writing"));
     copy = Descriptor();  // it died
     Look(seconds(1));
     for (int minute = 0; minute < 70; ++minute) EXPECT_THAT(Look(seconds(60)), IsEmpty()) << minute;
-    EXPECT_THAT(follower_->waiting().front().why, HasSubstr("/data: 8192 of its 8192 bytes were never written"));
-    EXPECT_THAT(follower_->waiting().front().why, HasSubstr("`ckptfs adopt` takes the step as it is"));
+    EXPECT_THAT(follower_->waiting().front().why,
+                HasSubstr("/data: 8192 of its 8192 bytes were never written"));
+    EXPECT_THAT(follower_->waiting().front().why,
+                HasSubstr("`ckptfs adopt` takes the step as it is"));
     Write(number, "data", std::string(8192, 'x'));
     EXPECT_THAT(Look(), IsEmpty());
     EXPECT_THAT(Look(seconds(10)), ElementsAre(id));

@@ -21,7 +21,8 @@ using testing::IsEmpty;
 TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(Look(), IsEmpty());  // the directory is not there yet
   EXPECT_THAT(seen_.said, IsEmpty());
-  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: the directory is not there yet"));
+  EXPECT_THAT(follower_->idle().why,
+              HasSubstr("waits for the first step: the directory is not there yet"));
   WriteStep(1);
   EXPECT_THAT(Look(), IsEmpty());
   EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: the step is "
@@ -46,7 +47,8 @@ TEST_F(FollowTest, WhatLiesThereAndIsNoStepIsTold) {
   MakeFollower();
   std::filesystem::create_directory(directory_.path() + "/run7");
   Look();
-  EXPECT_THAT(follower_->idle().why, HasSubstr("the directory is empty; looked for the formats fake"));
+  EXPECT_THAT(follower_->idle().why,
+              HasSubstr("the directory is empty; looked for the formats fake"));
   directory_.Write("run7/train.log", "x");
   Look();
   EXPECT_THAT(follower_->idle().why, HasSubstr("it holds 1 file (train.log)"));
@@ -54,7 +56,8 @@ TEST_F(FollowTest, WhatLiesThereAndIsNoStepIsTold) {
   directory_.Write("run7/alien/x", "x");
   Look();
   EXPECT_TRUE(follower_->idle().unread);
-  EXPECT_THAT(follower_->idle().why, HasSubstr("run7/alien: alien: not readable yet; nothing of it is adopted"));
+  EXPECT_THAT(follower_->idle().why,
+              HasSubstr("run7/alien: alien: not readable yet; nothing of it is adopted"));
 }
 
 TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
@@ -63,7 +66,8 @@ TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
     Write(n, "left_out", "nobody knows whose");
     Look();
     ASSERT_THAT(Look(seconds(1)), ElementsAre("step" + std::to_string(n)));
-    const std::vector<std::string> first = {"run7/step1: left out: the optimizer: nobody knows whose; give more"};
+    const std::vector<std::string> first = {
+        "run7/step1: left out: the optimizer: nobody knows whose; give more"};
     EXPECT_EQ(seen_.said, n == 1 ? first : std::vector<std::string>());
   }
 }
@@ -89,7 +93,9 @@ TEST_F(FollowTest, AFileThatOnlyBecomesLongerKeepsNoStepBack) {
     WriteStep(number, last);
     std::string log = "0";
     const auto grow = [&] { Write(number, "train.log", log += " and on"); };
-    const auto tick = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };  // of the kernel's clock
+    const auto tick = [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    };  // of the kernel's clock
     const auto expect_in_ten_seconds = [&] {
       tick();
       grow();
@@ -134,7 +140,8 @@ TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmptyOrHalf) {
 // Files that rsync and tools that save leave half-way; the files beside them may be whole.
 TEST_F(FollowTest, WhatIsSavedOrCopiedIsNoLog) {
   int number = 0;
-  for (const std::string file : {"tag/.states.pt.a8Xz1Q", "custom_checkpoint_0.pkl", "tag/model.safetensors"}) {
+  for (const std::string file :
+       {"tag/.states.pt.a8Xz1Q", "custom_checkpoint_0.pkl", "tag/model.safetensors"}) {
     const std::string id = "step" + std::to_string(++number);
     WriteStep(number, "sealed");
     std::string bytes = "0";
@@ -160,7 +167,8 @@ TEST_F(FollowTest, ASaveOverAStepIsWaitedForUntilItsOwnLastFile) {
       EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
     }
     ASSERT_THAT(follower_->waiting(), testing::SizeIs(1));
-    EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("is being rewritten: sealed, which is written last"));
+    EXPECT_THAT(follower_->waiting()[0].why,
+                HasSubstr("is being rewritten: sealed, which is written last"));
     Write(1, "data", std::string(4000, 'z'));
     Write(1, "sealed", "again");
     Look();
@@ -184,9 +192,10 @@ TEST_F(FollowTest, AnOlderAttemptInItsPlaceIsAnotherOne) {
   RemoveStep(1);
   WriteStep(1, "sealed");
   Write(1, "data", std::string(4000, 'z'));
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path() + "/run7")) {
-    std::filesystem::last_write_time(entry.path(),
-                                     std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory_.path() + "/run7")) {
+    std::filesystem::last_write_time(
+        entry.path(), std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
   }
   Look();
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));

@@ -62,8 +62,9 @@ TEST(TensorStats, PartsTogetherAreTheWhole) {
   const TensorStats whole = StatsOf(DType::kF64, Bytes(values));
   TensorStats parts;
   for (size_t at = 0; at < values.size(); at += 777) {
-    const std::vector<double> part(values.begin() + static_cast<ptrdiff_t>(at),
-                                   values.begin() + static_cast<ptrdiff_t>(std::min(values.size(), at + 777)));
+    const std::vector<double> part(
+        values.begin() + static_cast<ptrdiff_t>(at),
+        values.begin() + static_cast<ptrdiff_t>(std::min(values.size(), at + 777)));
     parts.Append(StatsOf(DType::kF64, Bytes(part)));
   }
   EXPECT_EQ(parts.elements, whole.elements);

@@ -53,7 +53,8 @@ class FileStorageFaultsTest : public testing::TestWithParam<bool> {
 };
 
 // The place of the last call of that name on a path that ends so.
-ptrdiff_t LastOf(const std::vector<SystemCall>& calls, std::string_view name, std::string_view path) {
+ptrdiff_t LastOf(const std::vector<SystemCall>& calls, std::string_view name,
+                 std::string_view path) {
   const auto found = std::find_if(calls.rbegin(), calls.rend(), [&](const SystemCall& call) {
     return call.name == name && call.path.ends_with(path);
   });

@@ -113,8 +113,7 @@ TEST(LocalFileTest, ManyRequestsAreReadWhereverTheirBytesAre) {
     std::string out(100 * 40, '?');
     std::vector<ReadRequest> requests;
     for (size_t i = 0; i < 100; ++i) {
-      requests.push_back(
-          {i * step, std::as_writable_bytes(std::span(out)).subspan(i * 40, 40)});
+      requests.push_back({i * step, std::as_writable_bytes(std::span(out)).subspan(i * 40, 40)});
     }
     CKPT_RETURN_IF_ERROR(file->ReadAt(requests));
     return out;

@@ -4,8 +4,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,16 +30,22 @@ class OpenBeneathTest : public ::testing::Test {
   void MakeDirectory(std::string_view name, mode_t mode, uid_t owner = 0) const {
     ASSERT_EQ(mkdir(Path(name).c_str(), 0700), 0);
     ASSERT_EQ(chmod(Path(name).c_str(), mode), 0);
-    if (geteuid() == 0) { ASSERT_EQ(chown(Path(name).c_str(), owner, owner), 0); }
+    if (geteuid() == 0) {
+      ASSERT_EQ(chown(Path(name).c_str(), owner, owner), 0);
+    }
   }
   void MakeFile(std::string_view name, mode_t mode, uid_t owner = 0) const {
     directory_.Write(name, name);
     ASSERT_EQ(chmod(Path(name).c_str(), mode), 0);
-    if (geteuid() == 0) { ASSERT_EQ(chown(Path(name).c_str(), owner, owner), 0); }
+    if (geteuid() == 0) {
+      ASSERT_EQ(chown(Path(name).c_str(), owner, owner), 0);
+    }
   }
   void MakeLink(const std::string& target, std::string_view name, uid_t owner = 0) const {
     ASSERT_EQ(symlink(target.c_str(), Path(name).c_str()), 0);
-    if (geteuid() == 0) { ASSERT_EQ(lchown(Path(name).c_str(), owner, owner), 0); }
+    if (geteuid() == 0) {
+      ASSERT_EQ(lchown(Path(name).c_str(), owner, owner), 0);
+    }
   }
   std::string Read(const std::string& path) const {
     auto opened = OpenBeneath(Root(), path);

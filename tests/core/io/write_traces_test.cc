@@ -31,7 +31,8 @@ struct WriteTracesTest : testing::Test {
   }
   void Put(const Descriptor& file, uint64_t offset, uint64_t length, char letter = 'x') const {
     const std::string bytes(length, letter);
-    ASSERT_EQ(pwrite(file.get(), bytes.data(), length, static_cast<off_t>(offset)), static_cast<ssize_t>(length));
+    ASSERT_EQ(pwrite(file.get(), bytes.data(), length, static_cast<off_t>(offset)),
+              static_cast<ssize_t>(length));
   }
   std::string path() const { return directory.path() + "/file"; }
   uint64_t NeverWritten() const { return BytesNeverWritten(**OpenLocalFile(path())); }
@@ -76,7 +77,8 @@ TEST_F(WriteTracesTest, AFileWhoseSpaceIsAllocatedFirst) {
 
 TEST_F(WriteTracesTest, SpaceBeyondTheEndIsNoTrace) {
   const Descriptor file = Make();
-  if (fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 0, 4 * kSize) != 0) GTEST_SKIP() << "no fallocate here";
+  if (fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 0, 4 * kSize) != 0)
+    GTEST_SKIP() << "no fallocate here";
   Put(file, 0, kSize);
   EXPECT_EQ(NeverWritten(), 0u);
   ASSERT_EQ(fsync(file.get()), 0);

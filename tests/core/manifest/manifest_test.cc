@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/manifest/manifest.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,12 +11,11 @@
 #include <random>
 #include <sstream>
 
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
-#include "core/model/side_blob.h"
 #include "core/manifest/manifest_check.h"
 #include "core/manifest/manifest_format.h"
+#include "core/model/side_blob.h"
 #include "core/store/store.h"
 #include "tests/core/store/sample_model.h"
 
@@ -247,7 +248,9 @@ TEST(ManifestTest, RefusesBlobsThatNothingTells) {
   EXPECT_THAT(refusal([](Blob& blob) { blob.stamp.size += kChunkBytes; }), HasSubstr("1 digests"));
   EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 1; }), HasSubstr("chunks of 1 bytes"));
   EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 0; }), HasSubstr("chunks of 0 bytes"));
-  EXPECT_THAT(RefusalOf([](StepModel& m) { m.blobs[0].stamp = BlobStamp{256, 0, 0, 0}; }),
+  EXPECT_THAT(RefusalOf([](StepModel& m) {
+                m.blobs[0].stamp = BlobStamp{256, 0, 0, 0};
+              }),
               HasSubstr("no stamp"));
 }
 
@@ -285,7 +288,8 @@ TEST(ManifestTest, DamageUnderAValidDigestNeverCrashes) {
 
 TEST(ManifestTest, RefusesPathsThatLeaveTheirRoot) {
   for (const char* path : {"", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "."}) {
-    EXPECT_THAT(RefusalOf([&](StepModel& m) { m.blobs[0].path = std::string(path); }), HasSubstr("path"))
+    EXPECT_THAT(RefusalOf([&](StepModel& m) { m.blobs[0].path = std::string(path); }),
+                HasSubstr("path"))
         << path;
   }
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.blobs[0].path = std::string("a\0b", 3); }),
@@ -345,9 +349,12 @@ TEST(ManifestTest, RefusesADocumentsTensorThatIsNotItsAtom) {
   };
   const auto tensor = [](StepModel& m) -> StoredTensor& { return m.documents[0].tensors[1]; };
   EXPECT_EQ(refusal([](StepModel&) {}), "accepted");
-  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{9}; }), HasSubstr("atom index 9"));
-  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{6}; }), HasSubstr("of the model"));
-  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).dtype = DType::kU8; }), HasSubstr("another dtype"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{9}; }),
+              HasSubstr("atom index 9"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{6}; }),
+              HasSubstr("of the model"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).dtype = DType::kU8; }),
+              HasSubstr("another dtype"));
   EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).shape = {2, 4}; }), HasSubstr("shape"));
   EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).strides = {1, 4}; }), HasSubstr("strides"));
   EXPECT_THAT(refusal([](StepModel& m) { m.aliases[0].parameter = ParameterIndex{4}; }),
@@ -368,8 +375,7 @@ TEST(ManifestTest, RefusesExtentsOutsideTheirBlob) {
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).count = 0; }), HasSubstr("have any "
                                                                                "fragments"));
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).flat_step = 7; }), HasSubstr("overlap"));
-  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).elements = 1 << 30; }),
-              HasSubstr("atom 0"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).elements = 1 << 30; }), HasSubstr("atom 0"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.documents[0].tensors[0].offset = 240; }),
               HasSubstr("outside"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.documents[0].tensors[0].strides[0] = 1ull << 62; }),
@@ -406,7 +412,9 @@ TEST(ManifestTest, RefusesContradictions) {
               HasSubstr("dtype 99"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].role = static_cast<Role>(4); }),
               HasSubstr("role 4"));
-  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].shape = {~uint64_t{0}, 8}; }),
+  EXPECT_THAT(RefusalOf([](StepModel& m) {
+                m.parameters[0].shape = {~uint64_t{0}, 8};
+              }),
               HasSubstr("parameter 0"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].name.clear(); }), HasSubstr("name"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.layout.tp = 0; }), HasSubstr("layout"));

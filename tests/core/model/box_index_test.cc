@@ -98,9 +98,8 @@ TEST(BoxIndexTest, EqualsAScanOfRandomBoxes) {
       Compare(*index, locals, begin, end);
     }
     Compare(*index, locals, Shape(rank, 0), Shape(rank, size));
-    EXPECT_TRUE(index->ForEach(Shape(rank, size), Shape(rank, size + 1), [](BoxIndex::Entry) {
-      return false;
-    }));
+    EXPECT_TRUE(index->ForEach(Shape(rank, size), Shape(rank, size + 1),
+                               [](BoxIndex::Entry) { return false; }));
   }
 }
 
@@ -131,9 +130,8 @@ TEST(BoxIndexTest, EndsWhenItIsTold) {
   EXPECT_EQ(Compare(*index, same, {0, 0}, {9, 9}), 0u);
   EXPECT_EQ(Compare(*index, same, {4, 4}, {5, 5}), 0u);
   int seen = 0;
-  EXPECT_FALSE(index->ForEach(Shape{0, 0}, Shape{9, 9}, [&](BoxIndex::Entry) {
-    return ++seen < 10;
-  }));
+  EXPECT_FALSE(
+      index->ForEach(Shape{0, 0}, Shape{9, 9}, [&](BoxIndex::Entry) { return ++seen < 10; }));
   EXPECT_EQ(seen, 10);
 }
 

@@ -270,7 +270,8 @@ TEST(FamilyTest, ExpertsAreNumbered) {
   const RuleMatch match = MatchOf(
       *family, "model.layers.1.mlp.deepspeed_moe.experts.deepspeed_experts.3.down_proj.weight", {});
   EXPECT_EQ(match.expert, 3u);
-  EXPECT_EQ(match.expert_at, sizeof("model.layers.1.mlp.deepspeed_moe.experts.deepspeed_experts.") - 1);
+  EXPECT_EQ(match.expert_at,
+            sizeof("model.layers.1.mlp.deepspeed_moe.experts.deepspeed_experts.") - 1);
   EXPECT_EQ(match.pattern.kind, PatternKind::kUnique);
   // In the pipeline's spelling it stands elsewhere.
   const std::string pipe = "2.mlp.deepspeed_moe.experts.deepspeed_experts.3.down_proj.weight";
@@ -355,7 +356,8 @@ TEST(FamilyTest, MegatronsQueryGroupsStayTogether) {
   const Family* family = Shipped().Find("megatron_deepspeed");
   const std::string qkv = "language_model.encoder.layers.0.self_attention.query_key_value.weight";
   const std::string dense = "language_model.encoder.layers.0.self_attention.dense.weight";
-  const std::vector<NamedShape> shapes = {{qkv, {64, 8}}, {dense, {8, 32}}};  // 4 heads of 8, 2 groups
+  const std::vector<NamedShape> shapes = {{qkv, {64, 8}},
+                                          {dense, {8, 32}}};  // 4 heads of 8, 2 groups
   const auto sizes = Derived(*family, shapes, 1, {{"heads", 4}, {"kv_heads", 2}});
   EXPECT_EQ(MatchOf(*family, qkv, sizes).pattern.cuts[0].unit, 32u);
   EXPECT_EQ(MatchOf(*family, dense, sizes).pattern.cuts[0].unit, 16u);
@@ -438,7 +440,8 @@ TEST(FamilyTest, RefusesWithFileLineAndRule) {
   EXPECT_THAT(Refusal(head + "rule = 3"), HasSubstr("list of tables"));
   EXPECT_THAT(Refusal(head + "[[derive]]\nvariable='a'\nvalue=1\ndim=0"), HasSubstr("either"));
   EXPECT_THAT(Refusal(head + "[[check]]\nequal=['a']"), HasSubstr("two sizes"));
-  for (const char* header : {"[[[", "[", "[ ]", "[[ =", "\xef\xbb\xbf[[[", "\r[.a]", "a = 1\n [["}) {
+  for (const char* header :
+       {"[[[", "[", "[ ]", "[[ =", "\xef\xbb\xbf[[[", "\r[.a]", "a = 1\n [["}) {
     EXPECT_THAT(Refusal(header), HasSubstr("my.toml:")) << header;
   }
   EXPECT_THAT(Refusal(std::string(100000, '[')), HasSubstr("my.toml:1"));

@@ -17,23 +17,31 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const char* const kLayouts[] = {"tp2",         "tp2_dp4",        "tp4_pp2_dp4_zero2_bf16",
-                                "dp8_zero3",   "pp2_split3-5",   "tp2_pp2_dp2_zero1_plain",
+const char* const kLayouts[] = {"tp2",          "tp2_dp4",       "tp4_pp2_dp4_zero2_bf16",
+                                "dp8_zero3",    "pp2_split3-5",  "tp2_pp2_dp2_zero1_plain",
                                 "dp4_ep4_fp16", "cp2_vpp2_pipe", "tp8_etp2"};
 
 TEST(SuggestLayout, KnowsOtherSpellings) {
-  for (const auto& [written, meant] : std::map<std::string, std::string>{
-           {"TP2", "tp2"},           {"tp2 dp4", "tp2_dp4"},     {"tp2dp4", "tp2_dp4"},
-           {"tp2-dp4", "tp2_dp4"},   {"tp=2,zero=3", "tp2_zero3"}, {"2tp_4dp", "tp2_dp4"},
-           {"dp4_zreo3", "dp4_zero3"}, {"dp2_bfloat16", "dp2_bf16"}, {"dp4/stage2", "dp4_zero2"},
-           {"tp2_", "tp2"},          {"tp2_half", "tp2_fp16"},   {"pp2 split3-5", "pp2_split3-5"}}) {
+  for (const auto& [written, meant] :
+       std::map<std::string, std::string>{{"TP2", "tp2"},
+                                          {"tp2 dp4", "tp2_dp4"},
+                                          {"tp2dp4", "tp2_dp4"},
+                                          {"tp2-dp4", "tp2_dp4"},
+                                          {"tp=2,zero=3", "tp2_zero3"},
+                                          {"2tp_4dp", "tp2_dp4"},
+                                          {"dp4_zreo3", "dp4_zero3"},
+                                          {"dp2_bfloat16", "dp2_bf16"},
+                                          {"dp4/stage2", "dp4_zero2"},
+                                          {"tp2_", "tp2"},
+                                          {"tp2_half", "tp2_fp16"},
+                                          {"pp2 split3-5", "pp2_split3-5"}}) {
     EXPECT_EQ(SuggestLayout(written), meant) << written;
   }
 }
 
 TEST(SuggestLayout, SaysNothingWhereNothingIsNear) {
-  for (const char* text : {"", "latest", "global_step5", "rank0", "xx2", "tp", "tp0", "tp2_tp4", "zero9", "\xff\xfe",
-                           "README", "2", "_", "fp8", "pp2_split3"}) {
+  for (const char* text : {"", "latest", "global_step5", "rank0", "xx2", "tp", "tp0", "tp2_tp4",
+                           "zero9", "\xff\xfe", "README", "2", "_", "fp8", "pp2_split3"}) {
     EXPECT_EQ(SuggestLayout(text), "") << text;
   }
   EXPECT_EQ(SuggestLayout(std::string(100000, 't')), "");
@@ -48,7 +56,9 @@ TEST(SuggestLayout, IsPartOfTheRefusal) {
 // text that is not a layout.
 TEST(SuggestLayout, MutationsLeadBack) {
   std::mt19937 random(1);
-  const auto pick = [&](size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random); };
+  const auto pick = [&](size_t n) {
+    return std::uniform_int_distribution<size_t>(0, n - 1)(random);
+  };
   for (const std::string layout : kLayouts) {
     std::string upper = layout, spaced = layout, glued;
     for (char& letter : upper) letter = static_cast<char>(std::toupper(letter));

@@ -113,8 +113,8 @@ TEST(PatternTest, TakesTheSourcesRowsOverItsOwn) {
   EXPECT_EQ(local->pieces[0].shape, (Shape{243, 2}));
   EXPECT_EQ(local->pieces[0].atom_begin, (std::vector<uint64_t>{256, 0}));
 
-  EXPECT_FALSE(MakeLocalWithRows(vocab, {499, 2}, 1, 2, 249));         // 498 rows: too few
-  EXPECT_FALSE(MakeLocalWithRows(Pattern::Shard(0), {4}, 0, 2, 3));    // padding not declared
+  EXPECT_FALSE(MakeLocalWithRows(vocab, {499, 2}, 1, 2, 249));       // 498 rows: too few
+  EXPECT_FALSE(MakeLocalWithRows(Pattern::Shard(0), {4}, 0, 2, 3));  // padding not declared
   EXPECT_TRUE(MakeLocalWithRows(Pattern::Shard(0), {4}, 0, 2, 2));
   EXPECT_TRUE(MakeLocalWithRows(Pattern::Shard(1), {4, 6}, 0, 2, 3));  // rows of the cut dim
   EXPECT_FALSE(MakeLocalWithRows(Pattern::Replicate(), {4}, 0, 2, 2));

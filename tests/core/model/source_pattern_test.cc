@@ -26,8 +26,8 @@ Pattern Uneven(uint32_t dim, Widths parts, Widths widths) {
 }
 
 TEST(SourcePatternTest, ARuleThatSaysItNeedsNoOther) {
-  for (const Pattern& rule : {Pattern::Shard(0), Pattern::Shard(1), Pattern::Shard(0, {8, 4, 4}),
-                              Pattern::Replicate()}) {
+  for (const Pattern& rule :
+       {Pattern::Shard(0), Pattern::Shard(1), Pattern::Shard(0, {8, 4, 4}), Pattern::Replicate()}) {
     const auto settled = SettlePatterns(rule, false, {16, 4}, Ranks(rule, {16, 4}, 4));
     EXPECT_EQ(settled.pattern, rule);
     EXPECT_FALSE(settled.source);

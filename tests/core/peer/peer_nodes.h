@@ -20,8 +20,8 @@ inline ProtectScheme SchemeOf(std::string_view text) { return ProtectScheme::Par
 inline std::vector<PeerNode> NodesOf(size_t count, size_t per_domain = 0) {
   std::vector<PeerNode> nodes;
   for (size_t i = 0; i < count; ++i)
-    nodes.push_back({"n" + std::to_string(i),
-                     per_domain == 0 ? "" : "rack" + std::to_string(i / per_domain)});
+    nodes.push_back(
+        {"n" + std::to_string(i), per_domain == 0 ? "" : "rack" + std::to_string(i / per_domain)});
   return nodes;
 }
 

@@ -2,6 +2,8 @@
 //
 // A step that several daemons hold: what is whole, and how its bytes are read.
 
+#include "core/peer/peer_root.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 
 #include "core/io/memory_root.h"
 #include "core/peer/memory_attempts.h"
-#include "core/peer/peer_root.h"
 #include "core/peer/placement.h"
 #include "tests/core/peer/peers.h"
 #include "tests/support/faulty_transport.h"
@@ -19,7 +20,8 @@
 namespace ckptfs {
 namespace {
 
-ShelvedPart Shelved(uint32_t rank, uint64_t attempt = 1, ShelvedState state = ShelvedState::kProtected) {
+ShelvedPart Shelved(uint32_t rank, uint64_t attempt = 1,
+                    ShelvedState state = ShelvedState::kProtected) {
   const PreparedPart part = PartOf(BytesOfSeed(rank, 1000), rank, attempt, 2);
   return ShelvedOf(part, part.ranks[0], state);
 }
@@ -75,7 +77,8 @@ class PeerRootTest : public testing::Test {
     Put(one_.shelf, bytes_[0], part(0));
     Put(one_.shelf, bytes_[1], part(1));
     Put(two_.shelf, bytes_[1], part(1));
-    pool_->Set({{{1, 1}, one_.server->address(), "one", ""}, {{2, 2}, two_.server->address(), "two", ""}});
+    pool_->Set(
+        {{{1, 1}, one_.server->address(), "one", ""}, {{2, 2}, two_.server->address(), "two", ""}});
   }
   PreparedPart part(uint32_t rank) const { return PartOf(bytes_[rank], rank, 1, 2); }
   Result<std::shared_ptr<PeerRoot>> Open() {
@@ -100,7 +103,8 @@ class PeerRootTest : public testing::Test {
   std::shared_ptr<FaultyTransport> faulty_ = std::make_shared<FaultyTransport>(tcp_, faults_);
   std::shared_ptr<MemoryRoot> store_ = std::make_shared<MemoryRoot>("store");
   std::shared_ptr<PeerPool> pool_ = std::make_shared<PeerPool>(
-      faulty_, IdentityOf(9), [this](std::string_view line) { lines_ += StrCat(line, "\n"); }, std::chrono::milliseconds(0));
+      faulty_, IdentityOf(9), [this](std::string_view line) { lines_ += StrCat(line, "\n"); },
+      std::chrono::milliseconds(0));
 };
 
 TEST_F(PeerRootTest, AnyRangeIsTheRightBytes) {
@@ -108,14 +112,19 @@ TEST_F(PeerRootTest, AnyRangeIsTheRightBytes) {
   ASSERT_TRUE(root) << root.error().message;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ((*root)->Stat(part(rank).PathOf(rank))->stamp.size, bytes_[rank].size());
-    for (const auto& [at, count] : std::vector<std::pair<uint64_t, size_t>>{
-             {0, 1}, {0, 2'700'000}, {262'143, 2}, {1'048'575, 1'048'578}, {2'699'999, 1}, {5, 0}}) {
+    for (const auto& [at, count] : std::vector<std::pair<uint64_t, size_t>>{{0, 1},
+                                                                            {0, 2'700'000},
+                                                                            {262'143, 2},
+                                                                            {1'048'575, 1'048'578},
+                                                                            {2'699'999, 1},
+                                                                            {5, 0}}) {
       EXPECT_EQ(Read(**root, rank, at, count), bytes_[rank].substr(at, count)) << rank << " " << at;
     }
     EXPECT_EQ(Read(**root, rank, bytes_[rank].size(), 1), ErrorCodeName(ErrorCode::kDataLoss));
   }
   EXPECT_EQ((*root)->List(part(0).Directory())->size(), 2u);
-  EXPECT_EQ(ReadObject(**root, "snapshots/x/rank-00000.safetensors"), ErrorCodeName(ErrorCode::kNotFound));
+  EXPECT_EQ(ReadObject(**root, "snapshots/x/rank-00000.safetensors"),
+            ErrorCodeName(ErrorCode::kNotFound));
 }
 
 TEST_F(PeerRootTest, APeerThatGoesIsReplacedByAnotherThenByTheStore) {
@@ -189,7 +198,8 @@ class SixNodes {
   bool Survives(const std::set<size_t>& dead) {
     std::vector<PeerRecord> alive;
     for (size_t i = 0; i < nodes.size(); ++i) {
-      if (!dead.contains(i)) alive.push_back({nodes[i]->identity.node, nodes[i]->server->address(), "", ""});
+      if (!dead.contains(i))
+        alive.push_back({nodes[i]->identity.node, nodes[i]->server->address(), "", ""});
     }
     const auto pool = std::make_shared<PeerPool>(tcp, IdentityOf(99), [](std::string_view) {});
     pool->Set(alive);
@@ -219,15 +229,19 @@ TEST(SixNodesTest, AnyOneAndAnyTwoMayDieWhereTheSchemeSaysSo) {
     for (size_t a = 0; a < 6; ++a) {
       for (size_t b = a; b < 6; ++b) {
         const std::set<size_t> dead{a, b};
-        const bool expected = std::none_of(six.holders.begin(), six.holders.end(), [&](const auto& rank) {
-          return std::includes(dead.begin(), dead.end(), rank.second.begin(), rank.second.end());
-        });
+        const bool expected =
+            std::none_of(six.holders.begin(), six.holders.end(), [&](const auto& rank) {
+              return std::includes(dead.begin(), dead.end(), rank.second.begin(),
+                                   rank.second.end());
+            });
         EXPECT_EQ(six.Survives(dead), expected) << scheme << " " << a << " " << b;
-        EXPECT_TRUE(expected || (a != b && std::string_view(scheme) == "copy")) << scheme << " " << a << " " << b;
+        EXPECT_TRUE(expected || (a != b && std::string_view(scheme) == "copy"))
+            << scheme << " " << a << " " << b;
         lost += expected ? 0 : 1;
       }
     }
-    EXPECT_EQ(lost, std::string_view(scheme) == "copy" ? 3 : 0) << "pairs that hold each other's copies";
+    EXPECT_EQ(lost, std::string_view(scheme) == "copy" ? 3 : 0)
+        << "pairs that hold each other's copies";
   }
 }
 

@@ -3,7 +3,6 @@
 // Two daemons' ends of a link: greetings, offers and reads, with hostile and failing peers.
 
 #include <gtest/gtest.h>
-
 #include <sys/stat.h>
 
 #include <future>
@@ -52,7 +51,8 @@ TEST(Peers, WhoDoesNotHaveTheKeyIsRefused) {
   PeerIdentity other = IdentityOf(2);
   other.store = {6, 6};
   EXPECT_EQ(there.Connect(other).error().code, ErrorCode::kPermission) << "another store";
-  const auto another = PeerClient::Connect(there.tcp, there.server->address(), {9, 9}, IdentityOf(2));
+  const auto another =
+      PeerClient::Connect(there.tcp, there.server->address(), {9, 9}, IdentityOf(2));
   EXPECT_EQ(another.error().code, ErrorCode::kPermission) << "another daemon than was asked for";
 }
 
@@ -76,7 +76,8 @@ TEST(Peers, AnAnswerWithoutTheKeyIsRefused) {
 
 TEST(Peers, AStrangerSaysNothingElse) {
   ServedShelf there(IdentityOf(1));
-  for (const PeerWord word : {PeerWord::kList, PeerWord::kProof, PeerWord::kOffer, PeerWord::kGet}) {
+  for (const PeerWord word :
+       {PeerWord::kList, PeerWord::kProof, PeerWord::kOffer, PeerWord::kGet}) {
     auto link = there.tcp.Connect(there.server->address());
     ASSERT_TRUE(link);
     ASSERT_TRUE((*link)->Send({.word = word}, {}));
@@ -127,10 +128,12 @@ TEST(Peers, AFileIsHeldDescribedAndRead) {
   ASSERT_TRUE(client->Protect(directory, 1));
   EXPECT_EQ(client->List()->at(0).state, ShelvedState::kProtected);
   std::string got(1'000'001, '?');
-  ASSERT_TRUE(client->Get(directory, 1, 2'000'000, std::as_writable_bytes(std::span(got)).first(1'000'001)));
+  ASSERT_TRUE(client->Get(directory, 1, 2'000'000,
+                          std::as_writable_bytes(std::span(got)).first(1'000'001)));
   EXPECT_EQ(got, bytes.substr(2'000'000));
-  EXPECT_EQ(client->Get(directory, 0, 0, std::as_writable_bytes(std::span(got)).first(1)).error().code,
-            ErrorCode::kNotFound);
+  EXPECT_EQ(
+      client->Get(directory, 0, 0, std::as_writable_bytes(std::span(got)).first(1)).error().code,
+      ErrorCode::kNotFound);
   EXPECT_FALSE(client->broken()) << "a refusal ends nothing";
   ASSERT_TRUE(client->LetGo(directory, 1));
   EXPECT_TRUE(client->List()->empty());

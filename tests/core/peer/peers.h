@@ -20,18 +20,23 @@ namespace ckptfs {
 
 inline std::string BytesOfSeed(uint64_t seed, size_t count) {
   std::string bytes(count, '\0');
-  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>((i * 2654435761u + seed * 97) >> 7);
+  for (size_t i = 0; i < count; ++i)
+    bytes[i] = static_cast<char>((i * 2654435761u + seed * 97) >> 7);
   return bytes;
 }
 
 inline PreparedPart PartOf(const std::string& bytes, uint32_t rank = 0, uint64_t attempt = 1,
                            uint32_t world = 4, int64_t mtime_ns = 1000) {
-  return {{"run", "job", attempt, Digest{1, 2}}, attempt, world, mtime_ns,
+  return {{"run", "job", attempt, Digest{1, 2}},
+          attempt,
+          world,
+          mtime_ns,
           {{rank, bytes.size(), ChunkDigestsOf(bytes)}}};
 }
 
 // Shelves a file; the test fails if it cannot be.
-inline PeerShelf::FilePtr Put(PeerShelf& shelf, const std::string& bytes, const PreparedPart& part) {
+inline PeerShelf::FilePtr Put(PeerShelf& shelf, const std::string& bytes,
+                              const PreparedPart& part) {
   auto file = shelf.Begin(part);
   EXPECT_TRUE(file) << file.error().message;
   const auto room = (*file)->room();
@@ -51,7 +56,8 @@ inline PeerIdentity IdentityOf(uint64_t node) {
 
 // A daemon's end: a shelf, and a server over TCP.
 struct ServedShelf {
-  explicit ServedShelf(PeerIdentity self, uint64_t budget = uint64_t{64} << 20) : shelf(budget), identity(self) {
+  explicit ServedShelf(PeerIdentity self, uint64_t budget = uint64_t{64} << 20)
+      : shelf(budget), identity(self) {
     auto listener = tcp.Listen("127.0.0.1");
     EXPECT_TRUE(listener) << listener.error().message;
     PeerServerOptions options;
@@ -59,7 +65,8 @@ struct ServedShelf {
     options.shelf = &shelf;
     server = std::make_unique<PeerServer>(*std::move(listener), std::move(options));
   }
-  Result<std::unique_ptr<PeerClient>> Connect(const PeerIdentity& from, PeerTransport* by = nullptr) {
+  Result<std::unique_ptr<PeerClient>> Connect(const PeerIdentity& from,
+                                              PeerTransport* by = nullptr) {
     return PeerClient::Connect(by != nullptr ? *by : tcp, server->address(), identity.node, from);
   }
   TcpTransport tcp{{.patience = std::chrono::milliseconds(2000)}};

@@ -25,8 +25,8 @@ size_t MostOfOneDomain(const PeerGroup& group) {
 }
 
 TEST(ProtectSchemeTest, TextsAreReadAndWritten) {
-  for (const char* text : {"off", "local", "copy", "copy:2", "copy:15", "ec:4+1", "ec:8+2",
-                           "ec:2+126"})
+  for (const char* text :
+       {"off", "local", "copy", "copy:2", "copy:15", "ec:4+1", "ec:8+2", "ec:2+126"})
     EXPECT_EQ(SchemeOf(text).Text(), text);
   EXPECT_EQ(SchemeOf("copy:1").Text(), "copy");
   EXPECT_EQ(SchemeOf("ec:8+2").GroupSize(), 10u);
@@ -36,10 +36,27 @@ TEST(ProtectSchemeTest, TextsAreReadAndWritten) {
 }
 
 TEST(ProtectSchemeTest, OtherTextsAreRefusedWithTheRule) {
-  for (const char* text : {"", "copies", "Copy", "copy:", "copy:0", "copy:16", "copy:01",
-                           "copy:-1", "copy:1 ", "ec", "ec:", "ec:8", "ec:8+", "ec:+2", "ec:8+0",
-                           "ec:0+2", "ec:127+2", "ec:4294967295+1", "ec:4294967297+1",
-                           "ec:8+2+1", "xor:4+1"}) {
+  for (const char* text : {"",
+                           "copies",
+                           "Copy",
+                           "copy:",
+                           "copy:0",
+                           "copy:16",
+                           "copy:01",
+                           "copy:-1",
+                           "copy:1 ",
+                           "ec",
+                           "ec:",
+                           "ec:8",
+                           "ec:8+",
+                           "ec:+2",
+                           "ec:8+0",
+                           "ec:0+2",
+                           "ec:127+2",
+                           "ec:4294967295+1",
+                           "ec:4294967297+1",
+                           "ec:8+2+1",
+                           "xor:4+1"}) {
     const Result<ProtectScheme> scheme = ProtectScheme::Parse(text);
     ASSERT_FALSE(scheme) << text;
     EXPECT_EQ(scheme.error().code, ErrorCode::kInvalid) << text;
@@ -79,7 +96,8 @@ TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
     const ProtectScheme scheme = SchemeOf(text);
     for (const size_t per_domain : {2, 5, 40}) {
       for (size_t count = scheme.GroupSize(); count < 120; count += 17) {
-        const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(count, per_domain), scheme).value();
+        const std::vector<PeerGroup> groups =
+            PlaceNodes(NodesOf(count, per_domain), scheme).value();
         const size_t largest = std::min(per_domain, count);
         // As few of one domain as any cut into so many groups allows.
         const size_t fewest = (largest + groups.size() - 1) / groups.size();

@@ -17,8 +17,8 @@ namespace {
 using ::testing::HasSubstr;
 
 // 419 interruptions of 2,048 nodes in 54 days.
-constexpr FailureRates kRates{.node_mtbf_days = 54.0 * 2048 / 419, .domain_mtbf_days = {},
-                              .window_minutes = 15};
+constexpr FailureRates kRates{
+    .node_mtbf_days = 54.0 * 2048 / 419, .domain_mtbf_days = {}, .window_minutes = 15};
 
 Survival Of(size_t nodes, std::string_view scheme, unsigned most_dead = 4) {
   return SurvivalOf(NodesOf(nodes), SchemeOf(scheme), kRates, most_dead).value();
@@ -72,14 +72,13 @@ std::vector<size_t> Bits(uint32_t mask) {
 }
 
 TEST(SurvivalTest, ProbabilitiesOfTheTableOf120Nodes) {
-  const std::map<std::string, std::vector<double>> kept = {
-      {"off", {0, 0, 0, 0}},
-      {"copy", {1, .9916, .9748, .9498}},
-      {"local", {1, .9916, .9748, .9498}},
-      {"copy:2", {1, 1, .9999, .9994}},
-      {"ec:4+1", {1, .9664, .9009, .8085}},
-      {"ec:4+2", {1, 1, .9986, .9944}},
-      {"ec:8+2", {1, 1, .9949, .9804}}};
+  const std::map<std::string, std::vector<double>> kept = {{"off", {0, 0, 0, 0}},
+                                                           {"copy", {1, .9916, .9748, .9498}},
+                                                           {"local", {1, .9916, .9748, .9498}},
+                                                           {"copy:2", {1, 1, .9999, .9994}},
+                                                           {"ec:4+1", {1, .9664, .9009, .8085}},
+                                                           {"ec:4+2", {1, 1, .9986, .9944}},
+                                                           {"ec:8+2", {1, 1, .9949, .9804}}};
   for (const auto& [scheme, expected] : kept) {
     const Survival survival = Of(120, scheme);
     ASSERT_EQ(survival.lost_by_nodes.size(), 5u);
@@ -92,7 +91,7 @@ TEST(SurvivalTest, ProbabilitiesOfTheTableOf120Nodes) {
 
 TEST(SurvivalTest, CostsAreTheSchemes) {
   const std::map<std::string, std::pair<double, double>> costs = {
-      {"off", {0, 0}},      {"local", {1, 0}},    {"copy", {1, 1}},    {"copy:2", {2, 2}},
+      {"off", {0, 0}},      {"local", {1, 0}},   {"copy", {1, 1}},    {"copy:2", {2, 2}},
       {"ec:4+1", {.25, 1}}, {"ec:4+2", {.5, 2}}, {"ec:8+2", {.25, 2}}};
   for (const auto& [scheme, cost] : costs) {
     EXPECT_DOUBLE_EQ(Of(120, scheme).extra_memory, cost.first) << scheme;
@@ -243,9 +242,8 @@ TEST(SurvivalTest, WhatCannotBeCountedIsRefused) {
               HasSubstr("at most 16"));
   EXPECT_THAT(SurvivalOf(NodesOf(4), SchemeOf("ec:8+2"), kRates, 1).error().message,
               HasSubstr("needs 10 nodes"));
-  for (const FailureRates& rates :
-       {FailureRates{0, {}, 15}, FailureRates{1, {}, 0}, FailureRates{1, 0, 15},
-        FailureRates{std::nan(""), {}, 15}})
+  for (const FailureRates& rates : {FailureRates{0, {}, 15}, FailureRates{1, {}, 0},
+                                    FailureRates{1, 0, 15}, FailureRates{std::nan(""), {}, 15}})
     EXPECT_THAT(SurvivalOf(NodesOf(4), SchemeOf("copy"), rates, 1).error().message,
                 HasSubstr("not above 0"));
 }

@@ -9,7 +9,9 @@
 namespace ckptfs {
 namespace {
 
-TcpTransport::Options Quick() { return {.from = "127.0.0.1", .patience = std::chrono::milliseconds(300)}; }
+TcpTransport::Options Quick() {
+  return {.from = "127.0.0.1", .patience = std::chrono::milliseconds(300)};
+}
 
 class TcpFixture {
  public:
@@ -48,7 +50,8 @@ TEST(TcpTransport, AnAddressOfAllInterfacesIsRefused) {
   for (const char* all : {"0.0.0.0:0", "[::]:0"}) {
     const auto listener = tcp.Listen(all);
     ASSERT_FALSE(listener) << all;
-    EXPECT_NE(listener.error().message.find("all interfaces"), std::string::npos) << listener.error().message;
+    EXPECT_NE(listener.error().message.find("all interfaces"), std::string::npos)
+        << listener.error().message;
   }
 }
 

@@ -30,9 +30,7 @@ std::string Noise(size_t size, uint32_t seed) {
 }
 
 // All of `values` in one file.
-Copy Whole(const std::string& values, uint32_t file) {
-  return {values, {{file, values.size()}}};
-}
+Copy Whole(const std::string& values, uint32_t file) { return {values, {{file, values.size()}}}; }
 
 RedundancyReport Report(const StoredStep& step, StepModel& model) {
   auto report = FindRedundancy(model, *step.Open(), {});

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "core/base/strings.h"
-#include "core/state/coverage.h"
 #include "core/io/file_root.h"
+#include "core/state/coverage.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -163,8 +163,8 @@ TEST(AssemblerTest, NamesOfHalfACharacterAreRefused) {
 
 TEST(AssemblerTest, TwoValuesOfOneScalarAreRefused) {
   Fixture f({4});
-  const AtomIndex step = *f.assembler.AddAtom(f.parameter, "", "step", DType::kF32, {},
-                                              Relation::kScalar);
+  const AtomIndex step =
+      *f.assembler.AddAtom(f.parameter, "", "step", DType::kF32, {}, Relation::kScalar);
   EXPECT_TRUE(f.assembler.SetInline(step, std::string("\0\0\0\0", 4), false));
   EXPECT_TRUE(f.assembler.SetInline(step, std::string("\0\0\0\0", 4), false));
   EXPECT_FALSE(f.assembler.SetInline(step, std::string("\0\0\0\1", 4), false));
@@ -263,7 +263,8 @@ TEST(AssemblerTest, FilesStayInsideTheRoot) {
   EXPECT_EQ(assembler.blob(*file).fingerprint, DigestOf(std::string_view("12345")));
   EXPECT_EQ(*assembler.AddFile(index, "a/file"), *file);
   EXPECT_TRUE(assembler.AddFile(index, "in"));
-  for (const char* bad : {"", "/etc/passwd", "../x", "a/../a/file", "a//file", "out", "a", "none"}) {
+  for (const char* bad :
+       {"", "/etc/passwd", "../x", "a/../a/file", "a//file", "out", "a", "none"}) {
     EXPECT_FALSE(assembler.AddFile(index, bad)) << bad;
   }
 }

@@ -46,11 +46,11 @@ TEST(JoinedNamesTest, OnePartMoreInEachName) {
        {"a.weight"},
        {"a.weight", "module.a.weight"},
        {{"a.weight", "a.weight"}}},
-      {"another model's name before it", {"0.weight", "0.bias"}, {"critic.0.weight", "critic.0.bias"}, {}},
-      {"torch.compile",
-       {"a.weight"},
-       {"_orig_mod.a.weight"},
-       {{"_orig_mod.a.weight", "a.weight"}}},
+      {"another model's name before it",
+       {"0.weight", "0.bias"},
+       {"critic.0.weight", "critic.0.bias"},
+       {}},
+      {"torch.compile", {"a.weight"}, {"_orig_mod.a.weight"}, {{"_orig_mod.a.weight", "a.weight"}}},
       {"two parts would do", {"a.x", "b.x"}, {"a.b.x"}, {}},
       {"layers are not parts that may go",
        {"l.0.w", "l.w"},
@@ -64,9 +64,8 @@ TEST(JoinedNamesTest, OnePartMoreInEachName) {
 
 TEST(JoinedNamesTest, OneNameAlone) {
   const auto joined = [](std::string_view live, const Names& model) {
-    const auto found = JoinName(live, [&](std::string_view name) {
-      return std::ranges::find(model, name) != model.end();
-    });
+    const auto found = JoinName(
+        live, [&](std::string_view name) { return std::ranges::find(model, name) != model.end(); });
     return found ? found->name + " without " + found->part : "";
   };
   EXPECT_EQ(joined("m.lora_A.own.weight", {"m.lora_A.weight"}), "m.lora_A.weight without own");

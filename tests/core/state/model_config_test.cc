@@ -91,15 +91,18 @@ TEST_F(ModelConfigFileTest, OtherThanASmallFileIsPassedOver) {
 }
 
 TEST(ModelSizesTest, TheUserBeatsTheCheckpointAndThatTheConfig) {
-  const ModelSizes sizes{{{"heads", 1}}, {{"heads", 2}, {"kv_heads", 2}},
-                         {{"heads", 3}, {"kv_heads", 3}, {"head_dim", 3}}, "c"};
+  const ModelSizes sizes{{{"heads", 1}},
+                         {{"heads", 2}, {"kv_heads", 2}},
+                         {{"heads", 3}, {"kv_heads", 3}, {"head_dim", 3}},
+                         "c"};
   EXPECT_EQ(sizes.All(), (FamilyVariables{{"head_dim", 3}, {"heads", 1}, {"kv_heads", 2}}));
   EXPECT_EQ(WithCommonSpellings({{"num_attention_heads", 8}}).at("heads"), 8);
   // Megatron-LM's default where queries are not grouped.
   EXPECT_FALSE(WithCommonSpellings({{"num_query_groups", 1}, {"group_query_attention", 0}})
                    .contains("kv_heads"));
-  EXPECT_EQ(WithCommonSpellings({{"num_query_groups", 2}, {"group_query_attention", 1}})
-                .at("kv_heads"), 2);
+  EXPECT_EQ(
+      WithCommonSpellings({{"num_query_groups", 2}, {"group_query_attention", 1}}).at("kv_heads"),
+      2);
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 // Steps and files that are collected, and those that stay, in a real directory.
 #include "core/store/collect.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/wait.h>
@@ -46,9 +46,7 @@ using testing_support::StorageCalls;
 using testing_support::TinyModel;
 
 // "snapshots/<digest>" of a name.
-std::string FolderOf(const std::string& name) {
-  return StrCat("snapshots/", DigestOf(name).Hex());
-}
+std::string FolderOf(const std::string& name) { return StrCat("snapshots/", DigestOf(name).Hex()); }
 
 // A step whose one file, in memory so far, will be the store's own.
 MemoryStep SnapshotOf(const Store& store, const std::string& run, int iteration,
@@ -110,7 +108,9 @@ class CollectTest : public testing::Test {
     }
     return ids;
   }
-  std::string Below(const std::string& path) const { return StrCat(store_->directory(), "/", path); }
+  std::string Below(const std::string& path) const {
+    return StrCat(store_->directory(), "/", path);
+  }
   // Names in a folder of the store.
   std::vector<std::string> In(const std::string& folder) const {
     std::vector<std::string> names;
@@ -526,8 +526,7 @@ TEST_F(CollectTest, KilledCollectorsLeaveASoundStore) {
         ASSERT_TRUE(step) << step.error().message;
         const auto blobs = BlobReader::Create((*step)->model, {});
         std::string bytes((*step)->model.blobs[0].stamp.size, '\0');
-        const Status read =
-            blobs->Read(BlobIndex{0}, 0, std::as_writable_bytes(std::span(bytes)));
+        const Status read = blobs->Read(BlobIndex{0}, 0, std::as_writable_bytes(std::span(bytes)));
         ASSERT_TRUE(read) << read.error().message;
         EXPECT_EQ(bytes, StrCat(run, " of ", record.iteration));
       }

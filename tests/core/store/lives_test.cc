@@ -90,7 +90,8 @@ TEST(LivesTest, TheGreatestIsTheLastOfTheLastLife) {
     std::vector<StepRecord> steps;
     const bool snapshots = round % 2 == 0;
     for (unsigned i = 0; i < 1 + random() % 20; ++i) {
-      StepRecord step = Adopted(StrCat(i), random() % 6, static_cast<int64_t>(random() % 9), random() % 3);
+      StepRecord step =
+          Adopted(StrCat(i), random() % 6, static_cast<int64_t>(random() % 9), random() % 3);
       if (snapshots) step = Snapshot(step.id, step.iteration, step.mtime_ns);
       step.converted = !snapshots && random() % 4 == 0;
       steps.push_back(std::move(step));
@@ -110,7 +111,8 @@ TEST(LivesTest, ThePolicyKeepsTheNewestLifeFirst) {
     std::sort(out.begin(), out.end());
     return out;
   };
-  const std::vector<StepRecord> steps = {Step(7, 1), Step(8, 2), Step(9, 3), Step(1, 4, 1), Step(2, 5, 1)};
+  const std::vector<StepRecord> steps = {Step(7, 1), Step(8, 2), Step(9, 3), Step(1, 4, 1),
+                                         Step(2, 5, 1)};
   EXPECT_THAT(ids(NewestOf(steps, 1)), ElementsAre("checkpoint-2"));
   EXPECT_THAT(ids(NewestOf(steps, 2)), ElementsAre("checkpoint-1", "checkpoint-2"));
   EXPECT_THAT(ids(NewestOf(steps, 3)), ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-9"));
@@ -163,11 +165,13 @@ TEST(LivesTest, ALifeBeginsWithWhatTheJobsPointerNames) {
 
 TEST(LivesTest, ALifeBeginsWithWhatCameWhileTheDirectoryWasFollowed) {
   const std::vector<StepRecord> steps = {Step(300, 10), Step(600, 20)};
-  EXPECT_EQ(LifeOf(steps, NewSave{Step(50, 30), {}, true, 0}, IsThere).begins, LifeEvidence::kArrived);
+  EXPECT_EQ(LifeOf(steps, NewSave{Step(50, 30), {}, true, 0}, IsThere).begins,
+            LifeEvidence::kArrived);
   // The order of arrival says nothing of a copy that keeps times.
   EXPECT_EQ(LifeOf(steps, NewSave{Step(50, 5), {}, true, 0}, IsThere).begins, LifeEvidence::kNone);
   // Nor does a step of another kind: the best one, copied at the end.
-  EXPECT_EQ(LifeOf(steps, NewSave{Adopted("best", 300, 30), {}, true, 0}, IsGone).begins, LifeEvidence::kNone);
+  EXPECT_EQ(LifeOf(steps, NewSave{Adopted("best", 300, 30), {}, true, 0}, IsGone).begins,
+            LifeEvidence::kNone);
 }
 
 TEST(LivesTest, AFinishedRunThatIsAdoptedInAnyOrderIsOfOneLife) {
@@ -212,11 +216,12 @@ TEST(LivesTest, AGreaterIterationOfAnEarlierTimeIsToldToo) {
 }
 
 TEST(LivesTest, WhatIsAdoptedLaterIsOfTheLifeInWhichItWasSaved) {
-  const std::vector<StepRecord> steps = {Step(3, 10), Step(6, 20), Adopted("checkpoint-3-1", 3, 30, 1)};
+  const std::vector<StepRecord> steps = {Step(3, 10), Step(6, 20),
+                                         Adopted("checkpoint-3-1", 3, 30, 1)};
   EXPECT_EQ(Choose(steps, Step(5, 15), IsThere).life, 0u);
   EXPECT_EQ(Choose(steps, Step(9, 25), IsThere).life, 0u);  // it does not become the latest
   EXPECT_EQ(Choose(steps, Step(4, 40), IsThere).life, 1u);
-  EXPECT_EQ(Choose(steps, Step(1, 5), IsThere).life, 0u);   // before all there is
+  EXPECT_EQ(Choose(steps, Step(1, 5), IsThere).life, 0u);  // before all there is
   EXPECT_EQ(Choose({}, Step(1, 5), IsThere).life, 0u);
   // Another life in the same run.
   const LifeChoice third = Choose(steps, Step(2, 50), IsGone);
@@ -225,7 +230,8 @@ TEST(LivesTest, WhatIsAdoptedLaterIsOfTheLifeInWhichItWasSaved) {
 }
 
 TEST(LivesTest, AConversionIsOfTheLifeOfItsOriginal) {
-  const std::vector<StepRecord> steps = {Step(3, 10), Step(6, 20), Adopted("checkpoint-3-1", 3, 30, 1)};
+  const std::vector<StepRecord> steps = {Step(3, 10), Step(6, 20),
+                                         Adopted("checkpoint-3-1", 3, 30, 1)};
   StepRecord converted = Adopted("checkpoint-6_universal", 6, 90);
   converted.converted = true;
   EXPECT_EQ(Choose(steps, converted, IsGone).life, 0u);
@@ -248,15 +254,20 @@ TEST(LivesTest, AStepOfWhichSomeFilesWereWrittenLaterIsNoOtherSave) {
 
 TEST(LivesTest, WhatThePointerNamesComesLastIfItWasSavedLast) {
   const auto order = [](std::vector<FoundSave> saves) { return OrderOfSaves(saves); };
-  EXPECT_THAT(order({{"/a", 300, 3, false, false}, {"/a", 100, 1, false, false}}), ElementsAre(1, 0));
+  EXPECT_THAT(order({{"/a", 300, 3, false, false}, {"/a", 100, 1, false, false}}),
+              ElementsAre(1, 0));
   // 100 and 200 of a training; 50 and 150 of the one that began again.
-  EXPECT_THAT(order({{"/a", 50, 30, false, false}, {"/a", 100, 10, false, false},
-                     {"/a", 150, 40, false, true}, {"/a", 200, 20, false, false}}),
+  EXPECT_THAT(order({{"/a", 50, 30, false, false},
+                     {"/a", 100, 10, false, false},
+                     {"/a", 150, 40, false, true},
+                     {"/a", 200, 20, false, false}}),
               ElementsAre(1, 3, 0, 2));
   // A save that came after the pointer; a pointer that somebody set back.
-  EXPECT_THAT(order({{"/a", 150, 15, false, true}, {"/a", 200, 20, false, false}}), ElementsAre(0, 1));
+  EXPECT_THAT(order({{"/a", 150, 15, false, true}, {"/a", 200, 20, false, false}}),
+              ElementsAre(0, 1));
   // Another directory's.
-  EXPECT_THAT(order({{"/a", 150, 40, false, true}, {"/b", 200, 20, false, false}}), ElementsAre(0, 1));
+  EXPECT_THAT(order({{"/a", 150, 40, false, true}, {"/b", 200, 20, false, false}}),
+              ElementsAre(0, 1));
 }
 
 }  // namespace

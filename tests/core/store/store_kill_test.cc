@@ -28,7 +28,8 @@ using testing_support::TinyModel;
   if (!store) _exit(1);
   for (int i = 0;; ++i) {
     const auto record = (*store)->Publish(
-        "run", TinyModel(StrCat("c", child, "_", i), static_cast<uint64_t>(i), child), "/r/x", "/r");
+        "run", TinyModel(StrCat("c", child, "_", i), static_cast<uint64_t>(i), child), "/r/x",
+        "/r");
     if (!record) _exit(2);
     published->fetch_add(1);
   }

@@ -9,13 +9,13 @@
 #include <fstream>
 #include <thread>
 
-#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
+#include "core/manifest/manifest.h"
 #include "core/model/step_notes.h"
-#include "core/store/lives.h"
 #include "core/records/record_text.h"
 #include "core/records/records.h"
+#include "core/store/lives.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/faulty_storage.h"
 
@@ -127,9 +127,9 @@ TEST_F(StoreTest, WhatWasConvertedIsOlderThanItsOriginal) {
   auto store = Open();
   Publish(*store, TinyModel("step5", 5, 100));
   const StepModel converted = TinyModel("step5_universal", 5, 900);
-  EXPECT_TRUE(store->Publish("run", converted, "/root/step5_universal", "/root",
-                             PublishHow{true, false})
-                  ->converted);
+  EXPECT_TRUE(
+      store->Publish("run", converted, "/root/step5_universal", "/root", PublishHow{true, false})
+          ->converted);
   EXPECT_EQ(Latest(*store), "step5");
   EXPECT_THAT(Ids(*store), ElementsAre("step5_universal", "step5"));
   EXPECT_EQ(Latest(*Open()), "step5");
@@ -245,7 +245,8 @@ TEST(StepRecordTest, ALifeIsANumberOf32BitsOrAbsent) {
   record.life = UINT32_MAX;
   EXPECT_EQ(ParseStepRecord(RenderStepRecord(record), name)->life, UINT32_MAX);
   nlohmann::json object = *UnsealRecord(RenderStepRecord(record));
-  for (const nlohmann::json& bad : {nlohmann::json(-1), nlohmann::json("1"), nlohmann::json(uint64_t{1} << 32)}) {
+  for (const nlohmann::json& bad :
+       {nlohmann::json(-1), nlohmann::json("1"), nlohmann::json(uint64_t{1} << 32)}) {
     object["life"] = bad;
     EXPECT_EQ(ParseStepRecord(SealRecord(object), name).error().code, ErrorCode::kDataLoss);
   }
@@ -433,8 +434,9 @@ TEST_F(StoreTest, WhatOthersWroteOrMayWriteIsNotRead) {
     EXPECT_THAT(loaded.error().message, HasSubstr(std::string(name)));
     return false;
   };
-  for (const std::string& name : {std::string(), std::string("format"), std::string("steps"),
-                                  std::string("steps/run/a/0"), std::string("manifests"), manifest}) {
+  for (const std::string& name :
+       {std::string(), std::string("format"), std::string("steps"), std::string("steps/run/a/0"),
+        std::string("manifests"), manifest}) {
     fs::remove(Path("catalogue.sqlite"));  // it remembers texts that it once trusted
     EXPECT_TRUE(loads(name));
     fs::remove(Path("catalogue.sqlite"));
@@ -571,8 +573,8 @@ TEST_F(StoreTest, OneOfManyConcurrentPublishersGetsTheName) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(ids, testing::UnorderedElementsAre("a", "a-1", "a-2", "a-3", "a-4", "a-5", "a-6",
-                                                 "a-7"));
+  EXPECT_THAT(ids,
+              testing::UnorderedElementsAre("a", "a-1", "a-2", "a-3", "a-4", "a-5", "a-6", "a-7"));
   EXPECT_EQ(Ids(*Open()).size(), 8u);
 }
 

@@ -50,10 +50,12 @@ class FarLayouts : public testing::TestWithParam<int> {};
 // Blocks of 16 to 79 bytes: runs end in them, elements lie across their borders.
 TEST_P(FarLayouts, EqualTheOracle) {
   for (int i = 0; i < 40; ++i) {
-    const uint64_t seed = 500'000 + static_cast<uint64_t>(GetParam()) * 1000 + static_cast<uint64_t>(i);
+    const uint64_t seed =
+        500'000 + static_cast<uint64_t>(GetParam()) * 1000 + static_cast<uint64_t>(i);
     const RandomCase test_case(seed);
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << test_case.Describe());
-    const auto blobs = BlobReader::Create(test_case.model(), Far(test_case.model(), 16 + seed % 64));
+    const auto blobs =
+        BlobReader::Create(test_case.model(), Far(test_case.model(), 16 + seed % 64));
     const PlanReader reader(test_case.plan(), test_case.model(), *blobs);
     const std::string& expected = test_case.expected();
     ASSERT_TRUE(ReadPart(reader, 0, expected.size() + 10) == expected);
@@ -98,8 +100,8 @@ class FarRanks : public testing::Test {
     model_.atoms = {atom};
     constexpr uint64_t kWidth = kColumns / kRanks;
     for (uint64_t rank = 0; rank < kRanks; ++rank) {
-      const LocalTensor slice{
-          {kRows, kWidth}, {Piece{{kRows, kWidth}, {0, rank * kWidth}, 0, {kWidth, 1}, 1.0}}};
+      const LocalTensor slice{{kRows, kWidth},
+                              {Piece{{kRows, kWidth}, {0, rank * kWidth}, 0, {kWidth, 1}, 1.0}}};
       PlanBuilder builder;
       builder.Atom(AtomIndex{0}, std::make_shared<const LocalTensor>(slice), 0, kRows * kWidth,
                    DType::kBF16);

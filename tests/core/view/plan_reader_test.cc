@@ -31,7 +31,8 @@ std::optional<std::string> LentText(const RandomCase& test_case, BlobReader& blo
     const uint64_t from = std::max(offset, segment.begin);
     const uint64_t to = std::min(end, segment.end);
     if (from >= to) continue;
-    if (!LendSegment(segment, test_case.model(), from - segment.begin, to - segment.begin, lender)) {
+    if (!LendSegment(segment, test_case.model(), from - segment.begin, to - segment.begin,
+                     lender)) {
       return std::nullopt;
     }
   }
@@ -81,7 +82,8 @@ TEST_P(RandomLayouts, LendWhatTheyAre) {
     std::mt19937_64 random(seed);
     for (int k = 0; k < 20; ++k) {
       const uint64_t begin = k == 0 ? 0 : random() % (expected.size() + 1);
-      const uint64_t end = k == 0 ? expected.size() : begin + random() % (expected.size() - begin + 1);
+      const uint64_t end =
+          k == 0 ? expected.size() : begin + random() % (expected.size() - begin + 1);
       const auto text = LentText(test_case, *blobs, begin, end);
       if (!text) continue;
       ASSERT_TRUE(*text == expected.substr(begin, end - begin))

@@ -27,8 +27,8 @@ StepModel Model(uint32_t layers) {
   StepModel step;
   step.parameters.push_back(Make("embed", {8, 4}, Pattern::Shard(0), StageRule::kFirst));
   for (uint32_t layer = 0; layer < layers; ++layer) {
-    step.parameters.push_back(Make(StrCat("layers.", layer, ".w"), {4, 4}, Pattern::Shard(1),
-                                   StageRule::kLayer, layer));
+    step.parameters.push_back(
+        Make(StrCat("layers.", layer, ".w"), {4, 4}, Pattern::Shard(1), StageRule::kLayer, layer));
   }
   step.parameters.push_back(Make("norm", {4}, Pattern::Replicate(), StageRule::kLast));
   step.parameters.push_back(Make("head", {8, 4}, Pattern::Shard(0), StageRule::kLast));
@@ -197,7 +197,8 @@ pattern = "column"
 unit = "head_dim"
 )";
   step.parameters.push_back(Make("open", {8}, Pattern{}, StageRule::kEvery));
-  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': nothing tells ffn, which the rules of family mine need"));
+  EXPECT_THAT(Refusal(step, "tp2"),
+              HasSubstr("'open': nothing tells ffn, which the rules of family mine need"));
   EXPECT_THAT(CheckLayout(step, L("tp2")).error().needs, HasSubstr("--family-set ffn=NUMBER"));
   step.family_sizes = {{"ffn", 4}};
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': no rule"));
@@ -206,7 +207,8 @@ unit = "head_dim"
   pattern.cuts[0].unit = 8;
   step.parameters.back() = Make("heads", {8}, pattern, StageRule::kEvery);
   const std::string lacks = Refusal(step, "tp2");
-  EXPECT_THAT(lacks, HasSubstr("'heads': nothing tells head_dim, which the rules of family mine need"));
+  EXPECT_THAT(lacks,
+              HasSubstr("'heads': nothing tells head_dim, which the rules of family mine need"));
   pattern.cuts[0].unit = 4;  // of another parameter, and at another degree it is the same
   step.parameters.push_back(Make("heads", {4}, pattern, StageRule::kEvery));
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'heads' and 1 more: nothing tells head_dim"));

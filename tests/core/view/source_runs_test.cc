@@ -97,7 +97,8 @@ RunsEnd Expand(const Gather& gather, const LocalTensor& target, uint64_t begin, 
                Placement& out) {
   return ForEachSourceRun(gather, target, begin, end, [&](const SourceRun& run) {
     for (uint64_t i = 0; i < run.count; ++i) {
-      const std::pair place(static_cast<uint32_t>(run.blob), run.offset + 4 * i * run.source_stride);
+      const std::pair place(static_cast<uint32_t>(run.blob),
+                            run.offset + 4 * i * run.source_stride);
       EXPECT_TRUE(out.emplace(run.target + i * run.target_stride, place).second);
     }
     return true;

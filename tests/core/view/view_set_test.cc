@@ -164,17 +164,21 @@ TEST(ReadingTest, IsGuessedByTheNameOfASourceFile) {
 }
 
 TEST(LayoutOffer, NamesACauseOnce) {
-  const Error wide = Error{ErrorCode::kInvalid, "too wide"}.OfParameter("a.b").Needing("give --narrow");
+  const Error wide =
+      Error{ErrorCode::kInvalid, "too wide"}.OfParameter("a.b").Needing("give --narrow");
   LayoutOffer offer;
   offer.name = "tp3";
   offer.answers = {{"huggingface", Error{ErrorCode::kUnsupported, "no config"}},
-                   {"rank", wide}, {"deepspeed", wide}, {"other", {}}};
+                   {"rank", wide},
+                   {"deepspeed", wide},
+                   {"other", {}}};
   ASSERT_EQ(offer.Causes().size(), 2u);
   EXPECT_EQ(offer.Causes()[1].Text(), "rank, deepspeed: 'a.b': too wide; give --narrow");
   EXPECT_EQ(offer.Causes()[1].error.layout, "tp3");
   const Error refusal = offer.Refusal();
-  EXPECT_EQ(refusal.message, "no format can show layout tp3; huggingface: no config; "
-                             "rank, deepspeed: 'a.b': too wide; give --narrow");
+  EXPECT_EQ(refusal.message,
+            "no format can show layout tp3; huggingface: no config; "
+            "rank, deepspeed: 'a.b': too wide; give --narrow");
   EXPECT_EQ(refusal.layout, "tp3");
   EXPECT_EQ(refusal.parameter, "a.b") << "that of the cause that most give";
   EXPECT_EQ(refusal.needs, "give --narrow");
@@ -196,14 +200,16 @@ TEST(ViewSetTest, OfAFormatThatIsNamedItsOwnReasonAloneIsTold) {
   for (const char* path : {"deepspeed", "deepspeed/latest"}) {
     const Error why = views->WhyAbsent(path);
     EXPECT_EQ(why.code, ErrorCode::kUnsupported);
-    EXPECT_EQ(why.message, StrCat("layout ", Layout{}.ToString(), " has no deepspeed: deepspeed cannot"));
+    EXPECT_EQ(why.message,
+              StrCat("layout ", Layout{}.ToString(), " has no deepspeed: deepspeed cannot"));
     EXPECT_EQ(why.layout, Layout{}.ToString());
   }
   EXPECT_THAT(views->WhyAbsent("rank7/model.pt").message, HasSubstr("has no rank7: rank cannot"));
 }
 
 TEST(ViewSetTest, WhatWasMeantIsTold) {
-  const auto views = Open({{"deepspeed", {}}, {"rank", {"rank0/model.pt", "rank1/model.pt", "rank2/x"}}});
+  const auto views =
+      Open({{"deepspeed", {}}, {"rank", {"rank0/model.pt", "rank1/model.pt", "rank2/x"}}});
   const auto said = [&](std::string_view path) { return views->WhyAbsent(path).message; };
   EXPECT_THAT(said("deepspede/latest"), HasSubstr("do you mean deepspeed?"));
   EXPECT_THAT(said("rank0/modle.pt"), HasSubstr("do you mean model.pt?"));

@@ -99,8 +99,8 @@ class DcpMaker {
     entries.push_back(std::move(entry));
     return entries.back();
   }
-  MadeEntry& AddObject(const std::string& key, const std::string& archive,
-                       const std::string& file, std::vector<std::string> path = {}) {
+  MadeEntry& AddObject(const std::string& key, const std::string& archive, const std::string& file,
+                       std::vector<std::string> path = {}) {
     MadeEntry entry{key, std::move(path), false, "", {}, {}};
     entry.chunks.push_back(Place({{}, {}, file}, archive));
     entries.push_back(std::move(entry));
@@ -118,9 +118,9 @@ class DcpMaker {
 
   std::vector<MadeEntry> entries;
   std::map<std::string, std::string> files;
-  std::string transform;             // of every chunk
+  std::string transform;  // of every chunk
   std::string layout = "torch.strided";
-  std::string extra;                 // an attribute of every _StorageInfo
+  std::string extra;  // an attribute of every _StorageInfo
 
  private:
   static std::vector<float> Values(const Shape& shape, float first, const Cut& cut) {
@@ -149,7 +149,8 @@ class MetadataPickler {
     Items places;
     Items paths;
     for (const MadeEntry& entry : maker_.entries) {
-      entries.emplace_back(Text(entry.key), entry.tensor ? Tensor(entry) : Make("BytesStorageMetadata", {}));
+      entries.emplace_back(Text(entry.key),
+                           entry.tensor ? Tensor(entry) : Make("BytesStorageMetadata", {}));
       for (const MadeChunk& chunk : entry.chunks) {
         places.emplace_back(Index(entry, chunk), Info(chunk));
       }
@@ -174,8 +175,7 @@ class MetadataPickler {
   static constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 
   NodeId Text(std::string_view text) { return builder_.String(text); }
-  NodeId Make(std::string_view name,
-              const std::vector<std::pair<std::string_view, NodeId>>& fields,
+  NodeId Make(std::string_view name, const std::vector<std::pair<std::string_view, NodeId>>& fields,
               std::string_view module = kModule) {
     const NodeId cls = builder_.Global(module, name);
     const NodeId none = builder_.Tuple({});
@@ -191,8 +191,8 @@ class MetadataPickler {
                                           builder_.Tuple({Text(maker_.layout)}));
     const NodeId format = builder_.Reduce(builder_.Global(kModule, "_MEM_FORMAT_ENCODING"),
                                           builder_.Tuple({builder_.Int(0)}));
-    const NodeId state = builder_.Tuple(
-        {dtype, layout, builder_.Bool(false), format, builder_.Bool(false)});
+    const NodeId state =
+        builder_.Tuple({dtype, layout, builder_.Bool(false), format, builder_.Bool(false)});
     const NodeId cls = builder_.Global(kModule, "TensorProperties");
     const NodeId none = builder_.Tuple({});
     const NodeId properties = builder_.Object(cls, none, state);

@@ -38,8 +38,8 @@ void ExpectAPartition(const Shape& shape, std::optional<uint32_t> tp_dim, const 
   }
   for (uint64_t rank = 0; rank < mesh.ranks(); ++rank) {
     const auto found = box_of_rank.find(rank);
-    EXPECT_EQ(cut.IndexOf(rank), found == box_of_rank.end() ? std::nullopt
-                                                            : std::optional(found->second));
+    EXPECT_EQ(cut.IndexOf(rank),
+              found == box_of_rank.end() ? std::nullopt : std::optional(found->second));
   }
 }
 

@@ -29,7 +29,8 @@ std::string Refusal(const std::string& bytes) {
 
 DcpMaker Small() {
   DcpMaker made;
-  made.AddTensor("model.a", {4, 2}, 0, {{{0, 0}, {2, 2}, "x"}, {{2, 0}, {2, 2}, "y"}}, {"model", "a"});
+  made.AddTensor("model.a", {4, 2}, 0, {{{0, 0}, {2, 2}, "x"}, {{2, 0}, {2, 2}, "y"}},
+                 {"model", "a"});
   made.AddObject("step", NumberArchive(1), "x", {"step"});
   return made;
 }
@@ -56,8 +57,12 @@ TEST(DcpMetadataTest, SaysWhatLiesWhere) {
 TEST(DcpMetadataTest, AnEntryMayLieAcrossWindows) {
   DcpMaker made;
   for (int i = 0; i < 9000; ++i) {
-    MadeEntry entry{StrCat("model.layers.", i, ".a_name_that_is_not_short.weight"), {}, true,
-                    "bfloat16", {4}, {}};
+    MadeEntry entry{StrCat("model.layers.", i, ".a_name_that_is_not_short.weight"),
+                    {},
+                    true,
+                    "bfloat16",
+                    {4},
+                    {}};
     entry.chunks.push_back({{0}, {3}, "x", static_cast<uint64_t>(i), 1});
     entry.chunks.push_back({{3}, {1}, "y", static_cast<uint64_t>(i), 2});
     made.entries.push_back(std::move(entry));
@@ -79,11 +84,19 @@ TEST(DcpMetadataTest, OtherClassesAreNothing) {
 
 TEST(DcpMetadataTest, AStateIsUsedOnce) {
   const std::string chunk = "ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n)\x81";
-  const std::string state = "}q\x01(\x8c\x07" "offsets)\x8c\x05" "sizes)u";
+  const std::string state =
+      "}q\x01(\x8c\x07"
+      "offsets)\x8c\x05"
+      "sizes)u";
   EXPECT_THAT(Refusal("(" + chunk + state + "bl."), HasSubstr("not a Metadata"));
-  EXPECT_THAT(Refusal("(" + chunk + state + "b" + chunk + "h\x01" "bl."),
+  EXPECT_THAT(Refusal("(" + chunk + state + "b" + chunk +
+                      "h\x01"
+                      "bl."),
               HasSubstr("neither a dict nor a tuple"));
-  EXPECT_THAT(Refusal("(" + chunk + state + "b0h\x01" "\x8c\x01" "aNs."),
+  EXPECT_THAT(Refusal("(" + chunk + state +
+                      "b0h\x01"
+                      "\x8c\x01"
+                      "aNs."),
               HasSubstr("the state of an object a second time"));
 }
 
@@ -93,8 +106,11 @@ TEST(DcpMetadataTest, MemoryIsBounded) {
   for (int i = 0; i < 1000000; ++i) bytes += "K\x01";
   EXPECT_THAT(Refusal(bytes + "e."), HasSubstr("not a Metadata"));
   // A dict of a state of a class that is known takes its place again.
-  const std::string chunk = "ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n)\x81}("
-                            "\x8c\x07" "offsets)\x8c\x05" "sizes)ub0";
+  const std::string chunk =
+      "ctorch.distributed.checkpoint.metadata\nChunkStorageMetadata\n)\x81}("
+      "\x8c\x07"
+      "offsets)\x8c\x05"
+      "sizes)ub0";
   bytes = "\x80\x04";
   for (int i = 0; i < 100000; ++i) bytes += chunk;
   EXPECT_THAT(Refusal(bytes + "N."), HasSubstr("not a Metadata"));

@@ -76,7 +76,8 @@ class DcpSourceTest : public testing::Test {
   Result<StepModel> Read() {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path_));
     CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(place.root, place.directory));
-    if (found.size() != 1) return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
+    if (found.size() != 1)
+      return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
     CKPT_RETURN_IF_ERROR(source_->StateOf(found[0], options_, {}).Readable());
     return source_->Read(found[0], options_);
   }
@@ -155,7 +156,8 @@ TEST_F(DcpSourceTest, TensorsAreWholeWhateverRanksHeld) {
   // Rows are one local tensor, columns two.
   const auto locals = [&](std::string_view name) {
     return step->atom(*step->FindAtom(*step->FindParameter(name), "weight"))
-        .source.gathers[0].locals.size();
+        .source.gathers[0]
+        .locals.size();
   };
   EXPECT_EQ(locals("a.weight"), 1u);
   EXPECT_EQ(locals("b.weight"), 2u);
@@ -187,8 +189,9 @@ TEST_F(DcpSourceTest, WhatContradictsItselfIsRefused) {
       {[](DcpMaker& m) { m.entries[0].dtype = "quint8"; }, "dtype that is not known"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].length -= 9; }, "chunk at byte"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].offset += 1; }, "chunk at byte"},
-      {[](DcpMaker& m) { m.entries[0].chunks[0].offset = 1 << 30; }, "lies beyond the end of the "
-                                                                     "file"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].offset = 1 << 30; },
+       "lies beyond the end of the "
+       "file"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "../__0_0.distcp"; }, ".."},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "/etc/passwd"; }, "/etc/passwd"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "missing"},
@@ -242,8 +245,10 @@ DcpMaker Numbered(const std::string& name = "a") {
   DcpMaker made;
   made.AddTensor("model." + name, {4}, 100, {{{0}, {4}, kFile}}, {"model", name});
   made.AddTensor("model.b", {4}, 200, {{{0}, {4}, kFile}}, {"model", "b"});
-  made.AddTensor("optim.state.0.exp_avg", {4}, 300, {{{0}, {4}, kFile}}, {"optim", "state", "#0", "exp_avg"});
-  made.AddTensor("optim.state.1.exp_avg", {4}, 400, {{{0}, {4}, kFile}}, {"optim", "state", "#1", "exp_avg"});
+  made.AddTensor("optim.state.0.exp_avg", {4}, 300, {{{0}, {4}, kFile}},
+                 {"optim", "state", "#0", "exp_avg"});
+  made.AddTensor("optim.state.1.exp_avg", {4}, 400, {{{0}, {4}, kFile}},
+                 {"optim", "state", "#1", "exp_avg"});
   return made;
 }
 
@@ -408,7 +413,8 @@ TEST_F(DcpSourceTest, ACopyOfTheModelIsAtomsOfItsOwn) {
   const Document* document = step->FindDocument("client/ema");
   ASSERT_NE(document, nullptr);
   EXPECT_EQ(document->tensors.size(), 4u);
-  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"ema.a.weight", "ema.b.weight", "ema.norm", "ema.none"}));
+  EXPECT_THAT(KeysOf(*step),
+              IsSupersetOf({"ema.a.weight", "ema.b.weight", "ema.norm", "ema.none"}));
   // A part of which was not saved is left out alone.
   EXPECT_FALSE(step->FindParameter("ema.part"));
   EXPECT_THAT(LeftOutOf(*step), Contains(HasSubstr("ema.part")));
@@ -453,8 +459,8 @@ TEST_F(DcpSourceTest, AStateThatIsNotANumberIsADocumentOfItsParameter) {
   WriteAll(made);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.state.a.weight.old.0", "optim.state.a.weight.old.1",
-                                           "model.a._extra_state"}));
+  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.state.a.weight.old.0",
+                                           "optim.state.a.weight.old.1", "model.a._extra_state"}));
   EXPECT_THAT(KeysOf(*step, "titan"), Contains("optimizer.state.a.weight.old.1"));
 }
 
@@ -530,7 +536,8 @@ TEST_F(DcpSourceTest, LightningsOwnFileSealsItsDirectory) {
   WriteAll(Honest());
   const auto seal = [&] {
     const Place place = PlaceOf(path_).value();
-    return source_->StateOf(source_->Find(place.root, place.directory).value().at(0), options_, {}).phase;
+    return source_->StateOf(source_->Find(place.root, place.directory).value().at(0), options_, {})
+        .phase;
   };
   EXPECT_EQ(seal(), SavePhase::kSealed);
   std::filesystem::rename(path_, directory_.path() + "/run/epoch=0-step=3.ckpt");

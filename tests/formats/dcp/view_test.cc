@@ -22,7 +22,6 @@ using testing::Not;
 
 Layout LayoutOf(std::string_view text) { return Layout::Parse(text).value(); }
 
-
 std::set<std::string> KeysOf(const StepModel& step, std::string_view layout) {
   const auto view = DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf(layout));
   EXPECT_TRUE(view) << (view ? "" : view.error().message);
@@ -110,8 +109,7 @@ TEST(DcpViewTest, TwoValuesOfOneKeyAreRefused) {
   const TinyStep tiny((TinyStepOptions()));
   StepModel step = tiny.model();
   step.aliases.push_back({"temperature", ParameterIndex{0}});
-  const auto view =
-      DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf("tp1"));
+  const auto view = DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf("tp1"));
   ASSERT_FALSE(view);
   EXPECT_EQ(view.error().code, ErrorCode::kUnsupported);
   EXPECT_THAT(view.error().message, HasSubstr("'model.temperature'"));
@@ -182,9 +180,8 @@ TEST(DcpViewTest, DeepDocumentsAreOneValue) {
     return value;
   }));
   const auto keys = KeysOf(step, "tp1");
-  const auto deep = std::find_if(keys.begin(), keys.end(), [](const std::string& key) {
-    return key.starts_with("deep.d");
-  });
+  const auto deep = std::find_if(keys.begin(), keys.end(),
+                                 [](const std::string& key) { return key.starts_with("deep.d"); });
   ASSERT_NE(deep, keys.end());
   EXPECT_LT(deep->size(), 200u);
 }

@@ -13,10 +13,10 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/adopt/scan.h"
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/safetensors_header.h"
-#include "core/adopt/scan.h"
 #include "core/view/plan_reader.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
@@ -92,7 +92,8 @@ nlohmann::json Describe(const StepModel& model) {
     out["groups"].push_back(names);
   }
   for (const Document& document : model.documents) {
-    out["documents"].push_back(StrCat(document.key, document.scope.empty() ? "" : "@", document.scope));
+    out["documents"].push_back(
+        StrCat(document.key, document.scope.empty() ? "" : "@", document.scope));
   }
   out["blobs"] = model.blobs.size();
   return out;
@@ -127,12 +128,12 @@ Status Extract(const StepModel& model, const std::string& path) {
 
 Status Run(Arguments arguments) {
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
-  for (const std::string& file : arguments.family_files) CKPT_RETURN_IF_ERROR(families.AddFile(file));
+  for (const std::string& file : arguments.family_files)
+    CKPT_RETURN_IF_ERROR(families.AddFile(file));
   arguments.options.families = &families;
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(arguments.path));
-  CKPT_ASSIGN_OR_RETURN(const IngestResult result,
-                        IngestPlace(place, sources, arguments.options));
+  CKPT_ASSIGN_OR_RETURN(const IngestResult result, IngestPlace(place, sources, arguments.options));
   nlohmann::json out = nlohmann::json::array();
   for (const IngestedStep& step : result.steps) {
     if (!arguments.step.empty() && step.model.id != arguments.step) continue;

@@ -27,7 +27,7 @@ struct Optimizer {
   std::string first, second;      // instead of exp_avg and exp_avg_sq; "": there is none
   std::vector<std::string> more;  // numbers besides step
   bool step = true;
-  std::string flat = "yes";       // of stages 1 and 2, or a part of the refusal
+  std::string flat = "yes";  // of stages 1 and 2, or a part of the refusal
   std::string three = "yes";
 };
 
@@ -129,8 +129,8 @@ TEST(UniversalReadersTest, StatesOfOtherFormsAreRefused) {
 StepModel OfMuon(const TinyStep& tiny, const char* word) {
   StepModel step = tiny.model();
   PickleBuilder builder;
-  const NodeId root = builder.Dict({{builder.String("lr"), builder.Float(0.01)},
-                                    {builder.String(word), builder.Int(5)}});
+  const NodeId root = builder.Dict(
+      {{builder.String("lr"), builder.Float(0.01)}, {builder.String(word), builder.Int(5)}});
   step.groups[0].hyper_parameters = PrintPickle(std::move(builder).Finish(root)).value();
   for (const ParameterIndex p : step.groups[0].parameters) {
     for (Atom& atom : step.atoms) {
@@ -148,7 +148,8 @@ TEST(UniversalReadersTest, ZerosAreNotMadeUpForAStateThatAWholeGroupLacks) {
   options.groups = 2;
   const TinyStep tiny(options);
   const StepModel step = OfMuon(tiny, "use_muon");
-  const auto view = UniversalFormat().Open(std::make_shared<const StepModel>(step), Layout{}).value();
+  const auto view =
+      UniversalFormat().Open(std::make_shared<const StepModel>(step), Layout{}).value();
   const auto has = [&](const std::string& parameter, const std::string& file) {
     return view->Find(StrCat("deepspeed/global_step5/zero/", parameter, "/", file)).has_value();
   };

@@ -63,7 +63,9 @@ class UniversalViewTest : public testing::Test {
     const TensorNode* tensor = ref.Tensor();
     if (tensor == nullptr || tensor->dtype != DType::kF32) return {};
     std::vector<float> values(ElementCount(tensor->shape).value());
-    std::memcpy(values.data(), bytes_.data() + file.Locate(*tensor, BlobIndex{}).value().Bytes().value().offset, values.size() * 4);
+    std::memcpy(values.data(),
+                bytes_.data() + file.Locate(*tensor, BlobIndex{}).value().Bytes().value().offset,
+                values.size() * 4);
     return values;
   }
 
@@ -230,7 +232,8 @@ TEST_F(UniversalViewTest, GroupsOfAFlattenedSourceHaveWhatIsShared) {
   StepModel step = step_->model();
   PickleBuilder builder;
   const NodeId root = builder.Dict({{builder.String("flat"), builder.Bool(true)}});
-  step.documents.push_back({.key = "dcp/keys", .scope = "",
+  step.documents.push_back({.key = "dcp/keys",
+                            .scope = "",
                             .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
                             .tensors = {}});
   view_ = OpenOf(step, layout_).value();
@@ -250,7 +253,8 @@ TEST_F(UniversalViewTest, GroupsThatWereKeptApartAreRefused) {
   StepModel step = step_->model();
   PickleBuilder builder;
   const NodeId root = builder.List({builder.Int(0), builder.Int(0)});
-  step.documents.push_back({.key = std::string(kGroupNumbers), .scope = "",
+  step.documents.push_back({.key = std::string(kGroupNumbers),
+                            .scope = "",
                             .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
                             .tensors = {}});
   const auto view = OpenOf(step, layout_);
@@ -273,7 +277,8 @@ TEST_F(UniversalViewTest, ParameterWithoutStateGetsZerosAndTheStepOfTheOthers) {
   EXPECT_EQ(Values(file, file.root()), std::vector<float>{5});
 }
 
-// The loader of stages 1 and 2 chunks along a dim, and cuts what does not have the parameter's shape.
+// The loader of stages 1 and 2 chunks along a dim, and cuts what does not have the parameter's
+// shape.
 TEST_F(UniversalViewTest, AZeroDimensionalParameterIsWholeOnEveryRank) {
   Make({}, "tp2_dp2_zero1");
   for (const char* state : {"fp32", "exp_avg", "exp_avg_sq"}) {

@@ -61,7 +61,8 @@ TEST(ZeroLayoutTest, SubGroupsAgreeWithTheirDefinition) {
 TEST(ZeroLayoutTest, TooSmallPartitionsAreRefused) {
   const std::vector<uint64_t> members{10};
   EXPECT_FALSE(VisitFlatGroup(members, {}, 4, 2, [](const ZeroSpan&) { return Status(); }));
-  EXPECT_FALSE(VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) { return Status(); }));
+  EXPECT_FALSE(
+      VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) { return Status(); }));
 }
 
 TEST(NamesTest, NumbersAreNumbers) {

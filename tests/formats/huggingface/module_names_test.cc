@@ -40,7 +40,8 @@ TEST(ModuleNamesTest, ClassesOfOneBlockShareItsNames) {
   EXPECT_THAT(Of("AForCausalLM").required,
               ElementsAre("model.embed.weight", "model.layers.#.q.weight", "model.norm.weight"));
   EXPECT_EQ(Of("BForCausalLM").required, Of("AForCausalLM").required);
-  EXPECT_THAT(Of("BForCausalLM").tied, ElementsAre("decoder.embed_tokens.weight", "lm_head.weight"));
+  EXPECT_THAT(Of("BForCausalLM").tied,
+              ElementsAre("decoder.embed_tokens.weight", "lm_head.weight"));
   EXPECT_EQ(Of("CForCausalLM").in_files.size(), 2u);
   EXPECT_TRUE(Of("CForCausalLM").optional.contains("model.scale"));
   EXPECT_TRUE(Of("CForCausalLM").optional_in_files.contains("model.scale"));
@@ -76,13 +77,16 @@ TEST(ModuleNamesTest, NamesOfTheBaseModelAloneAreItsNames) {
 }
 
 TEST(ModuleNamesTest, NamesOfModulesAndOfFilesAreToldApart) {
-  const std::vector<std::string> files = {"model.norm.weight", "head.weight", "model.experts.3.up.weight"};
+  const std::vector<std::string> files = {"model.norm.weight", "head.weight",
+                                          "model.experts.3.up.weight"};
   EXPECT_THAT(CompareNames(Of("CForCausalLM"), files, true).of_modules, IsEmpty());
   const std::vector<std::string> modules = {"model.norm.weight", "head.weight", "model.experts.up"};
-  EXPECT_THAT(CompareNames(Of("CForCausalLM"), modules, true).of_modules, ElementsAre("model.experts.up"));
+  EXPECT_THAT(CompareNames(Of("CForCausalLM"), modules, true).of_modules,
+              ElementsAre("model.experts.up"));
   EXPECT_THAT(CompareNames(Of("CForCausalLM"), modules, true).not_loaded, IsEmpty());
   const std::vector<std::string> lost = {"model.norm.weight", "head.weight", "model.experts.down"};
-  EXPECT_THAT(CompareNames(Of("CForCausalLM"), lost, true).not_loaded, ElementsAre("model.experts.down"));
+  EXPECT_THAT(CompareNames(Of("CForCausalLM"), lost, true).not_loaded,
+              ElementsAre("model.experts.down"));
 }
 
 TEST(ModuleNamesTest, NumbersAreWholeComponents) {
@@ -109,7 +113,8 @@ TEST(ModuleNamesTest, TheShippedTextIsOfThatForm) {
     const auto found = FindModuleNames(ModuleNamesText(), name, "");
     ASSERT_TRUE(found) << found.error().message;
     ASSERT_TRUE(*found) << name;
-    EXPECT_FALSE((*found)->optional.empty() && (*found)->required.empty() && (*found)->tied.empty()) << name;
+    EXPECT_FALSE((*found)->optional.empty() && (*found)->required.empty() && (*found)->tied.empty())
+        << name;
     ++classes;
   }
   EXPECT_GT(classes, 150u);
@@ -119,7 +124,8 @@ TEST(ModuleNamesTest, TheShippedTextIsOfThatForm) {
   EXPECT_TRUE(llama.tied.contains("lm_head.weight"));
   const auto mixtral = FindModuleNames(ModuleNamesText(), "MixtralForCausalLM", "").value().value();
   EXPECT_TRUE(mixtral.optional.contains("model.layers.#.mlp.experts.gate_up_proj"));
-  EXPECT_TRUE(mixtral.optional_in_files.contains("model.layers.#.block_sparse_moe.experts.#.w1.weight"));
+  EXPECT_TRUE(
+      mixtral.optional_in_files.contains("model.layers.#.block_sparse_moe.experts.#.w1.weight"));
 }
 
 }  // namespace

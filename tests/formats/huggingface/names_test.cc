@@ -24,7 +24,8 @@ TEST(ChooseWeightsTest, FollowsTheOrderOfFromPretrained) {
   EXPECT_EQ(Chosen({"pytorch_model.bin", "model.safetensors.index.json"}),
             "model.safetensors.index.json");
   EXPECT_EQ(Chosen({"pytorch_model.bin.index.json", "pytorch_model.bin"}), "pytorch_model.bin");
-  EXPECT_EQ(Chosen({"pytorch_model.bin.index.json", "config.json"}), "pytorch_model.bin.index.json");
+  EXPECT_EQ(Chosen({"pytorch_model.bin.index.json", "config.json"}),
+            "pytorch_model.bin.index.json");
   EXPECT_EQ(Chosen({"model.fp16.safetensors", "pytorch_model.bin"}), "pytorch_model.bin");
 }
 
@@ -129,10 +130,12 @@ TEST(HuggingFaceNamesTest, AShardSaysSoInItsName) {
     return number ? std::pair(number->shard, number->shards) : std::pair<uint64_t, uint64_t>();
   };
   EXPECT_EQ(said("model-00001-of-00003.safetensors"), (std::pair<uint64_t, uint64_t>(1, 3)));
-  EXPECT_EQ(said("pytorch_model.fp16-00012-of-100000.bin"), (std::pair<uint64_t, uint64_t>(12, 100'000)));
+  EXPECT_EQ(said("pytorch_model.fp16-00012-of-100000.bin"),
+            (std::pair<uint64_t, uint64_t>(12, 100'000)));
   for (const char* name :
-       {"model.safetensors", "model-00001-of-00001.safetensors", "layer_01-model_00-of-01.pt", "1-of-3.safetensors",
-        "model-0000x-of-00003.bin", "-of-", "", "-of-.bin", "-00001-of-99999999999999999999999.bin"}) {
+       {"model.safetensors", "model-00001-of-00001.safetensors", "layer_01-model_00-of-01.pt",
+        "1-of-3.safetensors", "model-0000x-of-00003.bin", "-of-", "", "-of-.bin",
+        "-00001-of-99999999999999999999999.bin"}) {
     EXPECT_FALSE(ShardNumberOf(name)) << name;
   }
 }

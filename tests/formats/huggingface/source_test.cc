@@ -50,7 +50,8 @@ class HuggingFaceSourceTest : public testing::Test {
   Result<StepModel> Read(const std::string& path) {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
     CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(place.root, place.directory));
-    if (found.size() != 1) return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
+    if (found.size() != 1)
+      return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
     CKPT_RETURN_IF_ERROR(source_->StateOf(found[0], options_, {}).Readable());
     return source_->Read(found[0], options_);
   }
@@ -68,9 +69,10 @@ class HuggingFaceSourceTest : public testing::Test {
 };
 
 TEST_F(HuggingFaceSourceTest, ReadsWholeWeightsWhereTheyLie) {
-  Write("config.json", R"({"architectures": ["LlamaForCausalLM"], "transformers_version": "5.23.0"})");
-  Write("model.safetensors",
-        Safetensors({{"model.norm.weight", DType::kBF16, {4}}, {"lm_head.weight", DType::kBF16, {8, 4}}}));
+  Write("config.json",
+        R"({"architectures": ["LlamaForCausalLM"], "transformers_version": "5.23.0"})");
+  Write("model.safetensors", Safetensors({{"model.norm.weight", DType::kBF16, {4}},
+                                          {"lm_head.weight", DType::kBF16, {8, 4}}}));
   Write("pytorch_model.bin", "not read: safetensors come first");
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
@@ -79,10 +81,12 @@ TEST_F(HuggingFaceSourceTest, ReadsWholeWeightsWhereTheyLie) {
   EXPECT_EQ(step->id, "model");
   EXPECT_EQ(step->model_dtype, std::optional(DType::kBF16));
   ASSERT_EQ(step->parameters.size(), 2u);
-  const Atom& atom = step->atom(step->FindAtom(*step->FindParameter("lm_head.weight"), "weight").value());
+  const Atom& atom =
+      step->atom(step->FindAtom(*step->FindParameter("lm_head.weight"), "weight").value());
   EXPECT_EQ(atom.shape, (Shape{8, 4}));
   EXPECT_EQ(atom.source.gathers[0].series[0].offset, 4096u + 8);
-  EXPECT_EQ(step->parameter(*step->FindParameter("lm_head.weight")).pattern.kind, PatternKind::kShard);
+  EXPECT_EQ(step->parameter(*step->FindParameter("lm_head.weight")).pattern.kind,
+            PatternKind::kShard);
   EXPECT_TRUE(step->FindDocument("model_files"));
   ASSERT_EQ(step->blobs.size(), 3u);
   EXPECT_EQ(step->blobs[0].path, "model.safetensors");
@@ -98,8 +102,7 @@ TEST_F(HuggingFaceSourceTest, FoldersThatAreNotTakenAreNamed) {
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(step->parameters.size(), 1u);
-  EXPECT_THAT(step->notes,
-              Contains("folders beside the model that are not taken: original/"));
+  EXPECT_THAT(step->notes, Contains("folders beside the model that are not taken: original/"));
 }
 
 TEST_F(HuggingFaceSourceTest, ATiedHeadIsTheEmbedding) {
@@ -113,7 +116,8 @@ TEST_F(HuggingFaceSourceTest, ATiedHeadIsTheEmbedding) {
   EXPECT_EQ(aliases(R"({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": true})"), 1u);
   EXPECT_EQ(aliases(R"({"architectures": ["Qwen2ForCausalLM"]})"), 1u);
   EXPECT_EQ(aliases(R"({"tie_word_embeddings": true})"), 1u);
-  EXPECT_EQ(aliases(R"({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": false})"), 0u);
+  EXPECT_EQ(aliases(R"({"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": false})"),
+            0u);
   EXPECT_EQ(aliases(R"({"architectures": ["Qwen2Model"], "tie_word_embeddings": true})"), 0u);
   EXPECT_EQ(aliases("{}"), 0u);
 }
@@ -130,7 +134,8 @@ TEST_F(HuggingFaceSourceTest, AHeadOfItsOwnStaysOneWhateverTheConfigSays) {
 }
 
 TEST_F(HuggingFaceSourceTest, WhatSaveModelDroppedIsASecondName) {
-  Write("model.safetensors", Safetensors({{"a", DType::kF32, {2}}}, {{"b", "a"}, {"c", "nothing"}}));
+  Write("model.safetensors",
+        Safetensors({{"a", DType::kF32, {2}}}, {{"b", "a"}, {"c", "nothing"}}));
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   ASSERT_EQ(step->aliases.size(), 1u);
@@ -159,18 +164,24 @@ TEST_F(HuggingFaceSourceTest, MetadataThatIsNotATieNamesNothing) {
   // Written for a model with a head, and given to one that was saved by its base's names.
   EXPECT_THAT(aliases({"embed_tokens.weight", head}, embedding, head), IsEmpty());
   EXPECT_THAT(aliases({head}, embedding, head), ElementsAre(embedding));
-  EXPECT_THAT(aliases({"tied.weight"}, "x.tied.weight", "tied.weight"), ElementsAre("x.tied.weight"));
+  EXPECT_THAT(aliases({"tied.weight"}, "x.tied.weight", "tied.weight"),
+              ElementsAre("x.tied.weight"));
   const std::string untied = R"({"tie_word_embeddings": false})";
   EXPECT_THAT(aliases({head}, embedding, head, untied), IsEmpty());
   EXPECT_THAT(aliases({embedding}, head, embedding, untied), IsEmpty());
 }
 
 TEST_F(HuggingFaceSourceTest, AModelsOwnHeadIsTheEmbedding) {
-  for (const auto& [type, head] : std::map<std::string, std::string>{
-           {"whisper", "proj_out.weight"}, {"moonshine_streaming", "proj_out.weight"},
-           {"trocr", "output_projection.weight"}, {"opt", "lm_head.weight"}}) {
-    Write("config.json", StrCat(R"({"architectures": ["XForConditionalGeneration"], "model_type": ")", type, "\"}"));
-    Write("model.safetensors", Safetensors({{"model.decoder.embed_tokens.weight", DType::kF32, {8, 4}}}));
+  for (const auto& [type, head] :
+       std::map<std::string, std::string>{{"whisper", "proj_out.weight"},
+                                          {"moonshine_streaming", "proj_out.weight"},
+                                          {"trocr", "output_projection.weight"},
+                                          {"opt", "lm_head.weight"}}) {
+    Write(
+        "config.json",
+        StrCat(R"({"architectures": ["XForConditionalGeneration"], "model_type": ")", type, "\"}"));
+    Write("model.safetensors",
+          Safetensors({{"model.decoder.embed_tokens.weight", DType::kF32, {8, 4}}}));
     const auto step = Read();
     ASSERT_TRUE(step) << step.error().message;
     ASSERT_EQ(step->aliases.size(), 1u);
@@ -208,7 +219,8 @@ TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
   const std::string index = "model.safetensors.index.json";
   Write("one", Safetensors({{"a", DType::kF32, {2}}, {"extra", DType::kF32, {1}}}));
   EXPECT_EQ(Refusal(), "0 steps");
-  Write(index, R"({"metadata": {}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
+  Write(index,
+        R"({"metadata": {}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
   files::rename(path_ + "/one", path_ + "/one.safetensors");
   EXPECT_THAT(Refusal(), HasSubstr("two.safetensors: missing"));
   Write("two.safetensors", Safetensors({{"c", DType::kF32, {2}}}));
@@ -226,16 +238,31 @@ TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
 TEST_F(HuggingFaceSourceTest, HostileHeadersAreRefusedByFileAndRule) {
   const std::pair<std::string, std::string> cases[] = {
       {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                      R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12), "hole or overlaps"},
-      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12), "hole or overlaps"},
-      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", 8), "'a'"},
-      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}})", 8), "'a'"},
+                      R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+                      12),
+       "hole or overlaps"},
+      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12),
+       "hole or overlaps"},
+      {RawSafetensors(
+           R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", 8),
+       "'a'"},
+      {RawSafetensors(
+           R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}})", 8),
+       "'a'"},
       {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                      R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8), "two keys"},
-      {RawSafetensors(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8), "unknown dtype 'F33'"},
-      {RawSafetensors(R"({"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})", 1), "less than a byte"},
-      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 9), "the file has 9"},
-      {RawSafetensors(R"({"__metadata__":{"format":"flax"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8), "flax"},
+                      R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                      8),
+       "two keys"},
+      {RawSafetensors(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8),
+       "unknown dtype 'F33'"},
+      {RawSafetensors(R"({"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})", 1),
+       "less than a byte"},
+      {RawSafetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 9),
+       "the file has 9"},
+      {RawSafetensors(
+           R"({"__metadata__":{"format":"flax"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+           8),
+       "flax"},
       {std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8), "exceeds"},
       {"short", "shorter"}};
   for (const auto& [bytes, rule] : cases) {
@@ -247,17 +274,20 @@ TEST_F(HuggingFaceSourceTest, HostileHeadersAreRefusedByFileAndRule) {
 TEST_F(HuggingFaceSourceTest, PackedWeightsAreCarriedAndNeverCut) {
   const auto pattern = [&](const std::string& config, const std::string& beside, DType dtype) {
     Write("config.json", config);
-    Write("model.safetensors", Safetensors({{"model.layers.0.mlp.up_proj.weight", dtype, {8, 4}},
-                                            {"model.layers.0.mlp.up_proj" + beside, DType::kU8, {4}}}));
+    Write("model.safetensors",
+          Safetensors({{"model.layers.0.mlp.up_proj.weight", dtype, {8, 4}},
+                       {"model.layers.0.mlp.up_proj" + beside, DType::kU8, {4}}}));
     const auto step = Read();
     EXPECT_TRUE(step) << step.error().message;
-    return step ? step->parameter(*step->FindParameter("model.layers.0.mlp.up_proj.weight")).pattern.kind
+    return step ? step->parameter(*step->FindParameter("model.layers.0.mlp.up_proj.weight"))
+                      .pattern.kind
                 : PatternKind::kUnique;
   };
   EXPECT_EQ(pattern("{}", ".other", DType::kF32), PatternKind::kShard);
   EXPECT_EQ(pattern("{}", ".other", DType::kU8), PatternKind::kUnknown);
   EXPECT_EQ(pattern("{}", ".weight_scale_inv", DType::kF8E4M3), PatternKind::kUnknown);
-  EXPECT_EQ(pattern("{}", ".weight.quant_state.bitsandbytes__nf4", DType::kF32), PatternKind::kUnknown);
+  EXPECT_EQ(pattern("{}", ".weight.quant_state.bitsandbytes__nf4", DType::kF32),
+            PatternKind::kUnknown);
   EXPECT_EQ(pattern(R"({"quantization_config": {"quant_method": "gptq"}})", ".g", DType::kF32),
             PatternKind::kUnknown);
 }
@@ -344,7 +374,8 @@ TEST_F(HuggingFaceSourceTest, ATrainersOutputHasCheckpoints) {
 TEST_F(HuggingFaceSourceTest, DirectoriesThatAreNamedAsStepsAreSteps) {
   const std::string tensors = Safetensors({{"a", DType::kF32, {2}}});
   // The last two are runs: of a Trainer and of DeepSpeed, with a model of their own.
-  for (const char* name : {"step-6/", "epoch_1/", "best/", "iter_1/", "iter_1/checkpoint-10/", "iter_2/"}) {
+  for (const char* name :
+       {"step-6/", "epoch_1/", "best/", "iter_1/", "iter_1/checkpoint-10/", "iter_2/"}) {
     Write(std::string(name) + "model.safetensors", tensors);
   }
   Write("iter_2/latest", "some_tag");

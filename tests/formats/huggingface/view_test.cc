@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "core/blob/safetensors_header.h"
-#include "core/state/assembler.h"
 #include "core/io/file_root.h"
+#include "core/state/assembler.h"
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"
 #include "tests/conformance/tiny_step.h"
@@ -28,7 +28,8 @@ Layout LayoutOf(std::string_view text) { return Layout::Parse(text).value(); }
 
 std::string WhyNot(std::shared_ptr<const StepModel> step, std::string_view layout,
                    std::optional<ModelFiles> given) {
-  const auto view = HuggingFaceFormat(nullptr, std::move(given)).Open(std::move(step), LayoutOf(layout));
+  const auto view =
+      HuggingFaceFormat(nullptr, std::move(given)).Open(std::move(step), LayoutOf(layout));
   return view ? "shown" : view.error().message;
 }
 
@@ -39,9 +40,9 @@ std::string LiteralOf(const View& view, const std::string& path) {
 }
 
 // Parameters of one blob that is as long as they need.
-std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string, Shape>>& parameters,
-                                        const std::vector<std::pair<std::string, size_t>>& aliases = {},
-                                        const std::string& tool = "") {
+std::shared_ptr<const StepModel> StepOf(
+    const std::vector<std::pair<std::string, Shape>>& parameters,
+    const std::vector<std::pair<std::string, size_t>>& aliases = {}, const std::string& tool = "") {
   Assembler assembler;
   if (!tool.empty()) {
     assembler.header().documents.push_back(testing_support::ToolDocument(tool, "own"));
@@ -49,7 +50,8 @@ std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string,
   Blob blob;
   blob.root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
   blob.path = "data";
-  for (const auto& entry : parameters) blob.stamp.size += ByteCount(entry.second, DType::kF32).value();
+  for (const auto& entry : parameters)
+    blob.stamp.size += ByteCount(entry.second, DType::kF32).value();
   const BlobIndex data = assembler.AddBlob(blob);
   std::vector<ParameterIndex> indexes;
   uint64_t at = 0;
@@ -58,7 +60,8 @@ std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string,
     parameter.name = name;
     parameter.shape = shape;
     indexes.push_back(assembler.AddParameter(parameter).value());
-    const AtomIndex atom = assembler.AddAtom(indexes.back(), "", "weight", DType::kF32, shape).value();
+    const AtomIndex atom =
+        assembler.AddAtom(indexes.back(), "", "weight", DType::kF32, shape).value();
     const uint64_t elements = ElementCount(shape).value();
     const uint32_t local = assembler.AddLocal(atom, 0, WholeTensor(shape));
     assembler.AddFragment(atom, 0, local, Fragment{0, elements, data, at, DType::kF32});
@@ -82,7 +85,8 @@ std::vector<std::string> TensorNames(const View& view, const std::string& path) 
 std::vector<std::string> NamesOf(const std::string& tool, const std::vector<std::string>& names) {
   std::vector<std::pair<std::string, Shape>> parameters;
   for (const std::string& name : names) parameters.push_back({name, {2}});
-  const auto view = HuggingFaceFormat(nullptr, Given("{}")).Open(StepOf(parameters, {}, tool), LayoutOf("tp1"));
+  const auto view =
+      HuggingFaceFormat(nullptr, Given("{}")).Open(StepOf(parameters, {}, tool), LayoutOf("tp1"));
   return TensorNames(**view, "huggingface/model.safetensors");
 }
 
@@ -103,8 +107,9 @@ TEST(HuggingFaceViewTest, IsAbsentWithoutAConfig) {
 }
 
 TEST(HuggingFaceViewTest, StepsThatTransformersCannotLoadSayWhy) {
-  EXPECT_THAT(WhyNot(StepOf({{"model.layers.0.q_proj.base_layer.weight", {2}}}), "tp1", Given("{}")),
-              HasSubstr("PEFT"));
+  EXPECT_THAT(
+      WhyNot(StepOf({{"model.layers.0.q_proj.base_layer.weight", {2}}}), "tp1", Given("{}")),
+      HasSubstr("PEFT"));
   EXPECT_THAT(WhyNot(StepOf({{"h.0.mlp.deepspeed_moe.experts.weight", {2}}}), "tp1", Given("{}")),
               HasSubstr("DeepSpeed's own experts"));
   EXPECT_THAT(WhyNot(StepOf({{"module.a", {2}}, {"a", {2}}}), "tp1", Given("{}")),
@@ -127,32 +132,37 @@ TEST(HuggingFaceViewTest, WordsOfWrappersAreTakenOffAndTiedHeadsDropped) {
 
 TEST(HuggingFaceViewTest, LargeModelsAreShardedWithAnIndex) {
   const uint64_t gib = uint64_t{1} << 30;
-  const auto step = StepOf({{"a", {gib}}, {"b", {gib / 8}}, {"c", {gib}}, {"d", {2 * gib}}, {"e", {3}}});
+  const auto step =
+      StepOf({{"a", {gib}}, {"b", {gib / 8}}, {"c", {gib}}, {"d", {2 * gib}}, {"e", {3}}});
   const auto view = HuggingFaceFormat(nullptr, Given("{}")).Open(step, LayoutOf("tp1")).value();
   std::vector<std::string> names;
   const std::vector<ViewEntry> entries = view->List("huggingface").value();
   for (const ViewEntry& entry : entries) names.push_back(entry.name);
-  EXPECT_THAT(names, ElementsAre("config.json", "model-00001-of-00004.safetensors",
-                                 "model-00002-of-00004.safetensors", "model-00003-of-00004.safetensors",
-                                 "model-00004-of-00004.safetensors", "model.safetensors.index.json"));
-  const auto map = huggingface::ParseShardIndex(LiteralOf(*view, "huggingface/model.safetensors.index.json"));
+  EXPECT_THAT(names,
+              ElementsAre("config.json", "model-00001-of-00004.safetensors",
+                          "model-00002-of-00004.safetensors", "model-00003-of-00004.safetensors",
+                          "model-00004-of-00004.safetensors", "model.safetensors.index.json"));
+  const auto map =
+      huggingface::ParseShardIndex(LiteralOf(*view, "huggingface/model.safetensors.index.json"));
   ASSERT_TRUE(map) << map.error().message;
   EXPECT_EQ(map->size(), 5u);
   for (const auto& [tensor, file] : *map) {
     EXPECT_THAT(TensorNames(*view, "huggingface/" + file), testing::Contains(tensor));
   }
-  EXPECT_THAT(TensorNames(*view, "huggingface/model-00001-of-00004.safetensors"), ElementsAre("a", "b"));
+  EXPECT_THAT(TensorNames(*view, "huggingface/model-00001-of-00004.safetensors"),
+              ElementsAre("a", "b"));
   EXPECT_EQ(view->Find("huggingface/model-00003-of-00004.safetensors")->size, 8 * gib + 4096);
   EXPECT_FALSE(view->Find("huggingface/model.safetensors"));
 }
 
 // The tensors of a Llama of one layer under its own names, of 8 words and 4 elements.
 std::vector<std::pair<std::string, Shape>> Llama() {
-  std::vector<std::pair<std::string, Shape>> all = {
-      {"model.embed_tokens.weight", {8, 4}}, {"model.norm.weight", {4}}, {"lm_head.weight", {8, 4}}};
-  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
-                           "post_attention_layernorm"}) {
+  std::vector<std::pair<std::string, Shape>> all = {{"model.embed_tokens.weight", {8, 4}},
+                                                    {"model.norm.weight", {4}},
+                                                    {"lm_head.weight", {8, 4}}};
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                           "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+                           "input_layernorm", "post_attention_layernorm"}) {
     all.push_back({std::string("model.layers.0.") + name + ".weight", {4, 4}});
   }
   return all;
@@ -160,7 +170,8 @@ std::vector<std::pair<std::string, Shape>> Llama() {
 
 std::string OfLlama(const std::string& more) {
   return R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, )"
-         R"("hidden_size": 4, "num_hidden_layers": 1)" + more + "}";
+         R"("hidden_size": 4, "num_hidden_layers": 1)" +
+         more + "}";
 }
 
 TEST(HuggingFaceViewTest, NamesOfAnotherModelAreRefused) {
@@ -174,21 +185,24 @@ TEST(HuggingFaceViewTest, NamesOfAnotherModelAreRefused) {
   EXPECT_THAT(why, HasSubstr("tok_embeddings.weight"));
   auto wrapped = Llama();  // as a module of one's own has them
   for (auto& entry : wrapped) entry.first = "llm." + entry.first;
-  EXPECT_THAT(WhyNot(StepOf(wrapped), "tp1", Given(OfLlama(""))), HasSubstr("llm.model.embed_tokens.weight"));
+  EXPECT_THAT(WhyNot(StepOf(wrapped), "tp1", Given(OfLlama(""))),
+              HasSubstr("llm.model.embed_tokens.weight"));
 }
 
 TEST(HuggingFaceViewTest, AHeadThatNothingTiesMustBeThere) {
   auto tensors = Llama();
   tensors.erase(tensors.begin() + 2);
-  EXPECT_EQ(WhyNot(StepOf(tensors), "tp1", Given(OfLlama(R"(, "tie_word_embeddings": true)"))), "shown");
+  EXPECT_EQ(WhyNot(StepOf(tensors), "tp1", Given(OfLlama(R"(, "tie_word_embeddings": true)"))),
+            "shown");
   EXPECT_THAT(WhyNot(StepOf(tensors), "tp1", Given(OfLlama(R"(, "tie_word_embeddings": false)"))),
               HasSubstr("lm_head.weight"));
 }
 
 TEST(HuggingFaceViewTest, AConfigOfOtherSizesIsRefused) {
-  for (const auto& [from, to] : {std::pair(R"("vocab_size": 8)", R"("vocab_size": 9)"),
-                                 std::pair(R"("hidden_size": 4)", R"("hidden_size": 8)"),
-                                 std::pair(R"("num_hidden_layers": 1)", R"("num_hidden_layers": 2)")}) {
+  for (const auto& [from, to] :
+       {std::pair(R"("vocab_size": 8)", R"("vocab_size": 9)"),
+        std::pair(R"("hidden_size": 4)", R"("hidden_size": 8)"),
+        std::pair(R"("num_hidden_layers": 1)", R"("num_hidden_layers": 2)")}) {
     std::string config = OfLlama("");
     config.replace(config.find(from), std::string_view(from).size(), to);
     EXPECT_THAT(WhyNot(StepOf(Llama()), "tp1", Given(config)), HasSubstr("config.json has ")) << to;
@@ -196,8 +210,10 @@ TEST(HuggingFaceViewTest, AConfigOfOtherSizesIsRefused) {
 }
 
 TEST(HuggingFaceViewTest, WhatIsNotComparedOrNotTakenIsSaid) {
-  const auto said = [](const std::vector<std::pair<std::string, Shape>>& tensors, const std::string& config) {
-    const auto view = HuggingFaceFormat(nullptr, Given(config)).Open(StepOf(tensors), LayoutOf("tp1"));
+  const auto said = [](const std::vector<std::pair<std::string, Shape>>& tensors,
+                       const std::string& config) {
+    const auto view =
+        HuggingFaceFormat(nullptr, Given(config)).Open(StepOf(tensors), LayoutOf("tp1"));
     const auto lines = view ? (*view)->LeftOut() : std::vector<std::string>{view.error().message};
     return lines.empty() ? "" : lines.front();
   };

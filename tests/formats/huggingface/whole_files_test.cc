@@ -27,8 +27,10 @@ struct Stored {
 
 // Two files of two tensors.
 std::vector<Stored> Sound() {
-  return {{"a", "1.safetensors", kData}, {"b", "1.safetensors", kData + 8},
-          {"c", "0.safetensors", kData + 8}, {"d", "0.safetensors", kData}};
+  return {{"a", "1.safetensors", kData},
+          {"b", "1.safetensors", kData + 8},
+          {"c", "0.safetensors", kData + 8},
+          {"d", "0.safetensors", kData}};
 }
 
 struct Case {
@@ -51,15 +53,15 @@ Case Make(const std::vector<Stored>& all, const std::set<std::string>& kept,
     if (kept.contains(name)) files.emplace(blobs[name], kData);
   }
   KeepSafetensorsFiles(assembler, files);
-  if (!document.empty()) assembler.header().documents.push_back({"safetensors_files", "", document, {}});
+  if (!document.empty())
+    assembler.header().documents.push_back({"safetensors_files", "", document, {}});
   std::vector<ShownTensor> tensors;
   for (const Stored& one : all) {
     Parameter parameter;
     parameter.name = one.name;
     parameter.shape = one.shape;
     const ParameterIndex index = assembler.AddParameter(parameter).value();
-    const AtomIndex atom =
-        assembler.AddAtom(index, "", "weight", one.stored, one.shape).value();
+    const AtomIndex atom = assembler.AddAtom(index, "", "weight", one.stored, one.shape).value();
     const uint64_t elements = ElementCount(one.shape).value();
     LocalTensor held = WholeTensor(one.shape);
     for (Piece& piece : held.pieces) piece.scale = one.scale;
@@ -100,14 +102,26 @@ TEST(WholeFilesTest, NoneWhereOneTensorIsNotShownAsItLies) {
       {"a dtype of the same width", [](auto& all) { all[1].shown = DType::kF16; }},
       {"a wider dtype", [](auto& all) { all[1].shown = DType::kF32; }},
       {"scaled", [](auto& all) { all[1].scale = 0.5; }},
-      {"in another order", [](auto& all) { all[1].pieces = {4, 0}; }},
-      {"begun there and ended elsewhere", [](auto& all) { all[0].pieces = {0, 12}; }},
-      {"no elements", [](auto& all) { all.push_back({"e", "0.safetensors", kData + 16, {0}}); }},
+      {"in another order",
+       [](auto& all) {
+         all[1].pieces = {4, 0};
+       }},
+      {"begun there and ended elsewhere",
+       [](auto& all) {
+         all[0].pieces = {0, 12};
+       }},
+      {"no elements",
+       [](auto& all) {
+         all.push_back({"e", "0.safetensors", kData + 16, {0}});
+       }},
       {"a hole before it", [](auto& all) { all[1].offset += 2, all[1].shape = {3}; }},
       {"half on another", [](auto& all) { all[1].offset -= 4; }},
       {"the first is not shown", [](auto& all) { all.erase(all.begin()); }},
       {"the last is not shown", [](auto& all) { all.erase(all.begin() + 1); }},
-      {"two of one place", [](auto& all) { all.push_back({"e", "1.safetensors", kData + 8}); }},
+      {"two of one place",
+       [](auto& all) {
+         all.push_back({"e", "1.safetensors", kData + 8});
+       }},
   };
   for (const auto& [what, change] : changes) {
     std::vector<Stored> all = Sound();
@@ -132,8 +146,9 @@ TEST(WholeFilesTest, AnotherDocumentOfThatNameIsRefused) {
   };
   using testing::HasSubstr;
   EXPECT_THAT(why_not("\x80\x02}K\x07K\x08s."), HasSubstr("not blobs with offsets"));  // {7: 8}
-  EXPECT_THAT(why_not("\x80\x02}K\x01J\xff\xff\xff\xffs."), HasSubstr("not blobs"));    // {1: -1}
-  EXPECT_THAT(why_not("\x80\x02}X\x01" + std::string(3, '\0') + "aK\x08s."), HasSubstr("not blobs"));
+  EXPECT_THAT(why_not("\x80\x02}K\x01J\xff\xff\xff\xffs."), HasSubstr("not blobs"));   // {1: -1}
+  EXPECT_THAT(why_not("\x80\x02}X\x01" + std::string(3, '\0') + "aK\x08s."),
+              HasSubstr("not blobs"));
   EXPECT_EQ(why_not("\x80\x02}K\x01K\x08s."), "taken");
 }
 

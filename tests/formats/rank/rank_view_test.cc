@@ -268,8 +268,10 @@ TEST_F(RankViewTest, ReducedAndOpaqueStatesAreLeftOutByNameWhenCut) {
   EXPECT_TRUE(info["optimizer"].contains("exp_avg_sq/layers.0.norm.weight"));  // not cut
   EXPECT_FALSE(info["optimizer"].contains("exp_avg_sq/layers.0.qkv.weight"));
   EXPECT_NE(info["left_out"].dump().find("exp_avg_sq/layers.0.qkv.weight"), std::string::npos);
-  const std::vector<std::string> lines =
-      RankFormat().Open(step_->shared(), layout_).value()->LeftOut();  // as the layout's offer has them
+  const std::vector<std::string> lines = RankFormat()
+                                             .Open(step_->shared(), layout_)
+                                             .value()
+                                             ->LeftOut();  // as the layout's offer has them
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find("'exp_avg_sq/"), std::string::npos) << lines[0];
   EXPECT_NE(lines[0].find(" more: a reduced state is not cut"), std::string::npos) << lines[0];

@@ -38,8 +38,10 @@ void SetConfig(StepModel& step, bool dealt) {
   const NodeId zero = builder.Dict({{key, builder.Bool(dealt)}});
   const NodeId root = builder.Dict({{builder.String("zero_optimization"), zero}});
   std::erase_if(step.documents, [](const Document& d) { return d.key == deepspeed::kDsConfig; });
-  step.documents.push_back({std::string(deepspeed::kDsConfig), "",
-                            PrintPickle(std::move(builder).Finish(root)).value(), {}});
+  step.documents.push_back({std::string(deepspeed::kDsConfig),
+                            "",
+                            PrintPickle(std::move(builder).Finish(root)).value(),
+                            {}});
   step.BuildIndex();
 }
 

@@ -134,7 +134,8 @@ TEST(ResumeViewTest, AStepWithoutACertainOrderSaysSo) {
 TEST(ResumeViewTest, WhatItsPartsLeaveOutIsSaid) {
   TinyStep step(SavedBy("accelerate"));
   EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2")->LeftOut(), Contains(HasSubstr("frozen")));
-  EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2_accelerate")->LeftOut(), Contains(HasSubstr("FSDP1")));
+  EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2_accelerate")->LeftOut(),
+              Contains(HasSubstr("FSDP1")));
   step.model().framework = "dcp";
   for (Atom& atom : step.model().atoms) {
     if (atom.kind == "exp_avg") atom.kind = "other";
@@ -146,8 +147,10 @@ TEST(ResumeViewTest, WhatItsPartsLeaveOutIsSaid) {
 
 TEST(ResumeViewTest, OneReasonForAllToolsButItsOwn) {
   const TinyStep step(SavedBy("trainer"));
-  EXPECT_EQ(Refusal(step, StepTool::kAccelerate, "tp1"), Refusal(step, StepTool::kLightning, "tp1"));
-  EXPECT_THAT(Refusal(step, StepTool::kLightning, "tp1"), HasSubstr("but by transformers' Trainer"));
+  EXPECT_EQ(Refusal(step, StepTool::kAccelerate, "tp1"),
+            Refusal(step, StepTool::kLightning, "tp1"));
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "tp1"),
+              HasSubstr("but by transformers' Trainer"));
   const TinyStep alone(TinyStepOptions{});
   EXPECT_THAT(Refusal(alone, StepTool::kTrainer, "tp1"), HasSubstr("not saved by a training tool"));
 }
@@ -176,7 +179,8 @@ TEST(ResumeViewTest, LightningsDirectoryIsTheLayouts) {
   EXPECT_TRUE(view->MakePlan("lightning/meta.pt"));
   EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2_titan"), HasSubstr("keys of their own"));
   step.model().framework = "deepspeed";
-  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2_accelerate"), HasSubstr("keys of their own"));
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2_accelerate"),
+              HasSubstr("keys of their own"));
 }
 
 }  // namespace

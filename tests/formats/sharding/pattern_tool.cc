@@ -11,8 +11,7 @@
 int main() {
   nlohmann::json out = nlohmann::json::array();
   for (const auto& item : nlohmann::json::parse(std::cin)) {
-    const auto pattern =
-        ckptfs::NamePattern::Parse(item[0].get_ref<const std::string&>());
+    const auto pattern = ckptfs::NamePattern::Parse(item[0].get_ref<const std::string&>());
     if (!pattern) {
       out.push_back(pattern.error().message);
       continue;

@@ -14,11 +14,12 @@ namespace {
 // A group's dict as a rank's file has it; parameters are called by its stage.
 std::string HyperParameters(double decay, const std::string& called, int64_t only = -1) {
   PickleBuilder builder;
-  std::vector<std::pair<NodeId, NodeId>> items = {{builder.String("lr"), builder.Float(0.1)},
-                       {builder.String("weight_decay"), builder.Float(decay)},
-                       {builder.String("fused"), builder.None()},
-                       {builder.String("betas"), builder.Tuple({builder.Float(0.9)})},
-                       {builder.String("param_names"), builder.List({builder.String(called)})}};
+  std::vector<std::pair<NodeId, NodeId>> items = {
+      {builder.String("lr"), builder.Float(0.1)},
+      {builder.String("weight_decay"), builder.Float(decay)},
+      {builder.String("fused"), builder.None()},
+      {builder.String("betas"), builder.Tuple({builder.Float(0.9)})},
+      {builder.String("param_names"), builder.List({builder.String(called)})}};
   if (only >= 0) items.emplace_back(builder.String("only"), builder.Int(only));
   const NodeId root = builder.Dict(items);
   return PrintPickle(std::move(builder).Finish(root)).value();
@@ -81,8 +82,8 @@ TEST_F(PlacerGroupsTest, StagesWithOneOptimizerAreOneGroup) {
 TEST_F(PlacerGroupsTest, StagesWithOthersAreKeptApart) {
   ASSERT_TRUE(Add(0, HyperParameters(0.1, "a"), {0}));
   ASSERT_TRUE(Add(1, HyperParameters(0, "b"), {1}));
-  ASSERT_TRUE(Add(0, HyperParameters(0, "c"), {2}));          // a stage of norms
-  ASSERT_TRUE(Add(0, HyperParameters(0.1, "d", 7), {3}));     // a key that others lack
+  ASSERT_TRUE(Add(0, HyperParameters(0, "c"), {2}));       // a stage of norms
+  ASSERT_TRUE(Add(0, HyperParameters(0.1, "d", 7), {3}));  // a key that others lack
   ASSERT_TRUE(Add(0, HyperParameters(0, "e"), {4}));
   EXPECT_EQ(Finish(), (Names{"a", "b", "ce", "d"}));
   EXPECT_EQ(Numbers(), (std::vector<int64_t>{0, 1, 0, 0}));

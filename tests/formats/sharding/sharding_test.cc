@@ -17,11 +17,31 @@ namespace {
 
 TEST(NamePatternTest, AgreesWithABacktrackingMatcher) {
   const char* patterns[] = {"^model\\.layers\\.\\d+\\.mlp\\.(gate|up)_proj\\.weight$",
-                            "\\d+\\.word_embeddings.weight", "^(a|b)*c?$", "a{2,3}b", "[^.]+\\.w",
-                            "[a-c_\\d]+", "(?:x|yy)+?z", "^$", ".*", "a|b|", "(a*)*b"};
-  const char* names[] = {"model.layers.12.mlp.up_proj.weight", "model.layers.x.mlp.up_proj.weight",
-                         "3.word_embeddings.weight", "abab", "ababc", "abd", "aab", "aaab", "ab",
-                         "abc.w", "..w", "xyyz", "xyz", "", "model.layers.1.mlp.gate_proj.weight.x"};
+                            "\\d+\\.word_embeddings.weight",
+                            "^(a|b)*c?$",
+                            "a{2,3}b",
+                            "[^.]+\\.w",
+                            "[a-c_\\d]+",
+                            "(?:x|yy)+?z",
+                            "^$",
+                            ".*",
+                            "a|b|",
+                            "(a*)*b"};
+  const char* names[] = {"model.layers.12.mlp.up_proj.weight",
+                         "model.layers.x.mlp.up_proj.weight",
+                         "3.word_embeddings.weight",
+                         "abab",
+                         "ababc",
+                         "abd",
+                         "aab",
+                         "aaab",
+                         "ab",
+                         "abc.w",
+                         "..w",
+                         "xyyz",
+                         "xyz",
+                         "",
+                         "model.layers.1.mlp.gate_proj.weight.x"};
   for (const char* pattern : patterns) {
     const auto ours = NamePattern::Parse(pattern);
     ASSERT_TRUE(ours) << ours.error().message;
@@ -30,7 +50,8 @@ TEST(NamePatternTest, AgreesWithABacktrackingMatcher) {
       EXPECT_EQ(ours->MatchesPrefix(name),
                 std::regex_search(name, theirs, std::regex_constants::match_continuous))
           << pattern << " on " << name;
-      EXPECT_EQ(ours->MatchesWhole(name), std::regex_match(name, theirs)) << pattern << " on " << name;
+      EXPECT_EQ(ours->MatchesWhole(name), std::regex_match(name, theirs))
+          << pattern << " on " << name;
     }
   }
 }
@@ -65,8 +86,8 @@ TEST(DigestOfValueTest, ATextThatIsMeantManyTimesIsPrintedOnce) {
   PickleBuilder builder;
   const NodeId text = builder.String(std::string(100'000, 'x'));
   const NodeId list = builder.List(std::vector<NodeId>(1000, text));
-  const NodeId root = builder.Dict({{builder.String("other"), builder.String("y")},
-                                    {builder.String("list"), list}});
+  const NodeId root = builder.Dict(
+      {{builder.String("other"), builder.String("y")}, {builder.String("list"), list}});
   const PickleTree tree = std::move(builder).Finish(root);
   EXPECT_LT(PrintValue(RootOf(tree))->size(), 110'000u);
   // Where it stands: what is beside it does not matter.
@@ -219,11 +240,11 @@ Result<Pattern> KeysOf(const FamilySet& families, const ModelSizes& sizes,
   SourceOptions options;
   options.families = &families;
   const std::vector<Shape> queries(locals.size(), Shape{64 / locals.size(), 8});
-  CKPT_ASSIGN_OR_RETURN(
-      const ShardingRules rules,
-      ShardingRules::Make(nullptr, options,
-                          {{std::string(kKeys), locals},
-                           {"model.layers.0.self_attn.q_proj.weight", queries}}, sizes));
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(nullptr, options,
+                                            {{std::string(kKeys), locals},
+                                             {"model.layers.0.self_attn.q_proj.weight", queries}},
+                                            sizes));
   CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(kKeys, locals, false));
   StepModel header;
   rules.Describe(header);
@@ -268,14 +289,14 @@ TEST(ShardingTest, AConfigThatContradictsTheShapesIsNotUsed) {
   const auto families = ShippedFamilies();
   const FamilyVariables wrong{{"heads", 8}, {"head_dim", 4}};
   std::vector<std::string> notes;
-  EXPECT_FALSE(Cuts(KeysOf(*families, {{}, {}, wrong, "/x/config.json"}, {{32, 8}}, &notes),
-                    {32, 8}, 2));
+  EXPECT_FALSE(
+      Cuts(KeysOf(*families, {{}, {}, wrong, "/x/config.json"}, {{32, 8}}, &notes), {32, 8}, 2));
   ASSERT_EQ(notes.size(), 2u);
   EXPECT_THAT(notes[0], testing::HasSubstr("/x/config.json: not used: family 'llama'"));
   EXPECT_THAT(notes[0], testing::HasSubstr("q_rows = 64"));
   // The args beside it hold.
-  EXPECT_TRUE(Cuts(KeysOf(*families, {{}, {{"heads", 4}}, {{"kv_heads", 1}}, "c"}, {{32, 8}}),
-                   {32, 8}, 2));
+  EXPECT_TRUE(
+      Cuts(KeysOf(*families, {{}, {{"heads", 4}}, {{"kv_heads", 1}}, "c"}, {{32, 8}}), {32, 8}, 2));
   EXPECT_FALSE(Cuts(KeysOf(*families, {{}, wrong, {}, ""}, {{32, 8}}), {32, 8}, 2));
   const auto user = KeysOf(*families, {wrong, {}, {}, ""}, {{32, 8}});
   ASSERT_FALSE(user);

@@ -36,7 +36,8 @@ TEST(ConfigTextTest, ReadsWhatMattersToWeights) {
   EXPECT_FALSE(ReadConfigFacts(std::string(100000, '[')));
   // The parser takes a NUL for the end; what replaces dtypes would walk on.
   for (const char* behind : {"", "\"", "}}}", " "}) {
-    EXPECT_FALSE(ReadConfigFacts(std::string("{\"dtype\": \"float32\"}") + '\0' + behind)) << behind;
+    EXPECT_FALSE(ReadConfigFacts(std::string("{\"dtype\": \"float32\"}") + '\0' + behind))
+        << behind;
   }
   EXPECT_TRUE(ReadModuleFolders(std::string("[{\"path\": \"a\"}]") + '\0').empty());
 }
@@ -44,7 +45,8 @@ TEST(ConfigTextTest, ReadsWhatMattersToWeights) {
 // As Python's json module writes what has no JSON (Mamba2's time_step_limit).
 TEST(ConfigTextTest, WhatPythonTakesIsTaken) {
   for (const char* value : {"[0.0, Infinity]", "-Infinity", "NaN", "1e999", "\"\\ud800\""}) {
-    const auto facts = ReadConfigFacts(std::string(R"({"model_type": "x", "limit": )") + value + "}");
+    const auto facts =
+        ReadConfigFacts(std::string(R"({"model_type": "x", "limit": )") + value + "}");
     ASSERT_TRUE(facts) << value;
     EXPECT_EQ(facts->model_type, "x");
   }
@@ -94,7 +96,8 @@ TEST(ModelFilesTest, AreCarriedAsTextsOrBlobs) {
   const auto files = ModelFilesOf(step);
   ASSERT_TRUE(files) << files.error().message;
   EXPECT_EQ(Names(*files), Names(*carried));
-  EXPECT_THAT(Names(*files), ElementsAre("config.json", "merges.txt", "tokenizer.json", "vocab.txt"));
+  EXPECT_THAT(Names(*files),
+              ElementsAre("config.json", "merges.txt", "tokenizer.json", "vocab.txt"));
   EXPECT_EQ(*files->config(), "{}");
   EXPECT_EQ(*files->Find("merges.txt")->text(), "#version\n");
   for (const char* name : {"tokenizer.json", "vocab.txt"}) {
@@ -127,11 +130,12 @@ TEST(ModelFilesTest, OfFoldersThoseThatLoadersLookInto) {
   ASSERT_TRUE(assembler.AddFile(assembler.AddRoot(root), "data"));
   const auto carried = CarryModelFiles(assembler, root, "");
   ASSERT_TRUE(carried) << carried.error().message;
-  const auto names = ElementsAre("1_Pooling/config.json", "2_Dense/config.json",
-                                 "additional_chat_templates/tool.jinja", "config.json", "modules.json");
+  const auto names =
+      ElementsAre("1_Pooling/config.json", "2_Dense/config.json",
+                  "additional_chat_templates/tool.jinja", "config.json", "modules.json");
   EXPECT_THAT(Names(*carried), names);
-  EXPECT_THAT(LeftOutOf(assembler), ElementsAre(HasSubstr("2_Dense/deep"),
-                                                HasSubstr("2_Dense/model.safetensors")));
+  EXPECT_THAT(LeftOutOf(assembler),
+              ElementsAre(HasSubstr("2_Dense/deep"), HasSubstr("2_Dense/model.safetensors")));
   const StepModel step = std::move(assembler).Finish().value();
   const auto files = ModelFilesOf(step);
   ASSERT_TRUE(files) << files.error().message;

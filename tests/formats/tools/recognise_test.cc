@@ -30,22 +30,11 @@ struct RecogniseTest : testing::Test {
 };
 
 TEST_F(RecogniseTest, EveryShapeByItsName) {
-  Write({"dist/.metadata",
-         "dist/common.pt",
-         "dist/metadata.json",
-         "dist/__0_0.distcp",
-         "zarr/common.pt",
-         "zarr/metadata.json",
-         "legacy/mp_rank_00/model_optim_rng.pt",
-         "legacy3d/mp_rank_00_001/distrib_optim.pt",
-         "nemo1/mp_rank_00/megatron.ckpt",
-         "nemo2/weights/x",
-         "nemo2/context/io.json",
-         "m.nemo",
-         "x.gguf",
-         "titan/metadata.pkl",
-         "titan/model_0.pt",
-         "orbax/_CHECKPOINT_METADATA"});
+  Write({"dist/.metadata", "dist/common.pt", "dist/metadata.json", "dist/__0_0.distcp",
+         "zarr/common.pt", "zarr/metadata.json", "legacy/mp_rank_00/model_optim_rng.pt",
+         "legacy3d/mp_rank_00_001/distrib_optim.pt", "nemo1/mp_rank_00/megatron.ckpt",
+         "nemo2/weights/x", "nemo2/context/io.json", "m.nemo", "x.gguf", "titan/metadata.pkl",
+         "titan/model_0.pt", "orbax/_CHECKPOINT_METADATA"});
   EXPECT_EQ(What("dist"), "Megatron torch_dist: not readable yet");
   EXPECT_THAT(What("zarr"), HasSubstr("Megatron dist_checkpointing (zarr): not readable yet"));
   EXPECT_THAT(What("legacy"), HasSubstr("Megatron legacy (mp_rank_XX): not readable yet"));
@@ -93,7 +82,8 @@ TEST_F(RecogniseTest, WhatIsUnreadIsSaidOnceAndRefusesNothingElse) {
             directory.path() +
                 "/run: 4 directories (iter_0000100, iter_0000200, iter_0000300, "
                 "...): Megatron torch_dist: not readable yet");
-  const auto one = ScanPlace(*PlaceOf(directory.path() + "/run/iter_0000100"), sources, HintsOfTools());
+  const auto one =
+      ScanPlace(*PlaceOf(directory.path() + "/run/iter_0000100"), sources, HintsOfTools());
   ASSERT_FALSE(one);
   EXPECT_EQ(one.error().message,
             directory.path() + "/run/iter_0000100: Megatron torch_dist: not readable yet");

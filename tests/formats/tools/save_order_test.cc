@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/tools/save_order.h"
 
-#include <gmock/gmock.h>
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -46,7 +46,8 @@ struct SaveOrderTest : testing::Test {
     step.mtime_ns = Newest();
     SaveHistory history{{}, before};
     for (const std::string& file : growing) history.growing.insert(step.directory + "/" + file);
-    return StateOfSave(step, SavePlaces{step.directory, FormatOrder::kNone, Parts(step)}, options, history);
+    return StateOfSave(step, SavePlaces{step.directory, FormatOrder::kNone, Parts(step)}, options,
+                       history);
   }
   SavePhase PhaseOf(const std::string& name, const std::vector<std::string>& growing = {}) const {
     return StateOf(name, growing).phase;
@@ -151,7 +152,8 @@ TEST_F(SaveOrderTest, WithoutATraceOfAToolNothingIsMissed) {
   Write("checkpoint-5", {"latest", "global_step5/mp_rank_00_model_states.pt"});
   Write("checkpoint-6", {".metadata", "__0_0.distcp"});
   Write("checkpoint_7", {"config.json", "model.safetensors", "optimizer.bin"});
-  for (const char* name : {"checkpoint-5", "checkpoint-6", "checkpoint_7"}) EXPECT_EQ(Missed(name), "") << name;
+  for (const char* name : {"checkpoint-5", "checkpoint-6", "checkpoint_7"})
+    EXPECT_EQ(Missed(name), "") << name;
 }
 
 TEST_F(SaveOrderTest, LightningsOwnFileIsTheLastOfItsDirectory) {
@@ -174,7 +176,8 @@ TEST_F(SaveOrderTest, ObjectsThatAccelerateSavedBeforeAreWaitedFor) {
   EXPECT_EQ(PhaseOf("step_2"), SavePhase::kSealed);
   EXPECT_EQ(PhaseOf("step_2", {"custom_checkpoint_0.pkl"}), SavePhase::kProvisional);
   // One that the tool deleted, as total_limit=1 has it.
-  before = std::make_shared<const std::set<std::string>>(std::set<std::string>{"run/x_1/custom_checkpoint_0.pkl"});
+  before = std::make_shared<const std::set<std::string>>(
+      std::set<std::string>{"run/x_1/custom_checkpoint_0.pkl"});
   Write("x_2", {"model.safetensors", "random_states_0.pkl"});
   EXPECT_EQ(PhaseOf("x_2"), SavePhase::kAllButLast);
   Write("x_2", {"custom_checkpoint_0.pkl"});
@@ -194,12 +197,14 @@ TEST_F(SaveOrderTest, WhatWasCopiedSealsNothing) {
 
 TEST_F(SaveOrderTest, PartsOfFilesAreKnownByTheirNames) {
   const ToolNames& names = NamesOfTools();
-  for (const char* name : {".model.safetensors.AbC12x", "optimizer.pt.6eF0aBcD", "model.safetensors.1a2b3c4d.partial",
-                           ".metadata.tmp", "model.bin.incomplete"}) {
+  for (const char* name :
+       {".model.safetensors.AbC12x", "optimizer.pt.6eF0aBcD", "model.safetensors.1a2b3c4d.partial",
+        ".metadata.tmp", "model.bin.incomplete"}) {
     EXPECT_TRUE(names.IsPart(name)) << name;
   }
-  for (const char* name : {"model.safetensors.index.json", ".gitattributes", "model.safetensors", "model.pt.md5",
-                           "trainer_state.json", "optimizer.pt", ".metadata", "notes.12345678"}) {
+  for (const char* name :
+       {"model.safetensors.index.json", ".gitattributes", "model.safetensors", "model.pt.md5",
+        "trainer_state.json", "optimizer.pt", ".metadata", "notes.12345678"}) {
     EXPECT_FALSE(names.IsPart(name)) << name;
   }
 }

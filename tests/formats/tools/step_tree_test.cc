@@ -208,7 +208,10 @@ TEST_F(StepTreeTest, WhatCannotBeLookedIntoRefusesNothingElse) {
 class WideRoot final : public Root {
  public:
   WideRoot(std::shared_ptr<const Root> root, std::string wide, size_t count, EntryKind kind)
-      : Root(root->name(), false), root_(std::move(root)), wide_(std::move(wide)), count_(count),
+      : Root(root->name(), false),
+        root_(std::move(root)),
+        wide_(std::move(wide)),
+        count_(count),
         kind_(kind) {}
 
   Result<std::vector<RootEntry>> List(std::string_view path) const override {
@@ -260,7 +263,8 @@ TEST_F(StepTreeTest, ManyDirectoriesAreRefusedAndKeepNothingElseOut) {
   directory.Write("all/run/samples/x", "");
   EXPECT_THAT(Said(with("all/run/samples"), "all/run/samples", sources), ElementsAre(too_many));
   // A job's pictures beside its steps, and beside its run.
-  EXPECT_THAT(Said(with("all/run/samples"), "all/run", sources), ElementsAre("all/run/global_step5"));
+  EXPECT_THAT(Said(with("all/run/samples"), "all/run", sources),
+              ElementsAre("all/run/global_step5"));
   directory.Write("all/pictures/x", "");
   EXPECT_THAT(Said(with("all/pictures"), "all", sources),
               ElementsAre("all/run/global_step5", too_many));
@@ -278,7 +282,8 @@ TEST_F(StepTreeTest, ManyFilesAreListedAFewTimesAndNotLookedAtOneByOne) {
     return made;
   };
   const auto none = with("run");
-  EXPECT_THAT(Said(none, "run", sources), ElementsAre(HasSubstr(StrCat("it holds ", count + 1, " files"))));
+  EXPECT_THAT(Said(none, "run", sources),
+              ElementsAre(HasSubstr(StrCat("it holds ", count + 1, " files"))));
   EXPECT_LE(root->listed, 16u);
   EXPECT_LE(root->asked, 1u << 16);
   Tag("run/global_step5");
@@ -366,9 +371,12 @@ TEST_F(StepTreeTest, AScriptIsReadAsItWasLookedAt) {
   ASSERT_TRUE(deepspeed::CarryBeside(assembler, step, "latest"));
   ASSERT_EQ(assembler.header().texts.size(), 1u);
   EXPECT_EQ(assembler.header().texts[0].text, "import torch");
-  EXPECT_EQ(std::ranges::count_if(root->calls(), [&](const IoCall& call) {
-              return call.name == "open" && call.path == At("run/zero_to_fp32.py");
-            }), 1);
+  EXPECT_EQ(std::ranges::count_if(root->calls(),
+                                  [&](const IoCall& call) {
+                                    return call.name == "open" &&
+                                           call.path == At("run/zero_to_fp32.py");
+                                  }),
+            1);
 }
 
 }  // namespace

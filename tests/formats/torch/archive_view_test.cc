@@ -30,15 +30,17 @@ Made MakeTensors(const std::vector<uint64_t>& lengths) {
   std::vector<NodeId> items;
   std::vector<ArchiveStorage> storages;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    items.push_back(builder.Tensor({.dtype = DType::kU8, .storage_key = std::to_string(i),
-                                    .storage_elements = lengths[i], .shape = {lengths[i]},
+    items.push_back(builder.Tensor({.dtype = DType::kU8,
+                                    .storage_key = std::to_string(i),
+                                    .storage_elements = lengths[i],
+                                    .shape = {lengths[i]},
                                     .strides = {1}}));
     ArchiveStorage& storage = storages.emplace_back();
     storage.length = lengths[i];
     storage.body = ZeroSegment{lengths[i]};
     if (lengths[i] < 4096) {
-      storage.body = LiteralSegment{
-          std::make_shared<const std::string>(lengths[i], static_cast<char>(i))};
+      storage.body =
+          LiteralSegment{std::make_shared<const std::string>(lengths[i], static_cast<char>(i))};
     }
   }
   NodeId root = builder.List(std::move(items));
@@ -62,11 +64,22 @@ Result<TorchFile> OpenPlan(const Plan& plan, std::string* path) {
 
 TEST(ArchiveViewTest, SizeIsThePlansAndOffsetsAreAligned) {
   constexpr uint64_t kBig = uint64_t{1} << 32;
-  std::vector<std::vector<uint64_t>> cases{
-      {}, {0}, {1}, {64}, std::vector<uint64_t>(9, 5), std::vector<uint64_t>(10, 5),
-      std::vector<uint64_t>(11, 65), std::vector<uint64_t>(101, 3), std::vector<uint64_t>(1001, 0),
-      {kBig - 2}, {kBig - 1}, {kBig}, {kBig, 7}, {kBig - 1000, 7, 8}, {7, 3 * kBig, 0, kBig / 2, 9},
-      {uint64_t{1} << 41, 5}};
+  std::vector<std::vector<uint64_t>> cases{{},
+                                           {0},
+                                           {1},
+                                           {64},
+                                           std::vector<uint64_t>(9, 5),
+                                           std::vector<uint64_t>(10, 5),
+                                           std::vector<uint64_t>(11, 65),
+                                           std::vector<uint64_t>(101, 3),
+                                           std::vector<uint64_t>(1001, 0),
+                                           {kBig - 2},
+                                           {kBig - 1},
+                                           {kBig},
+                                           {kBig, 7},
+                                           {kBig - 1000, 7, 8},
+                                           {7, 3 * kBig, 0, kBig / 2, 9},
+                                           {uint64_t{1} << 41, 5}};
   for (const auto& lengths : cases) {
     Made made = MakeTensors(lengths);
     uint64_t pickle = PrintPickle(made.tree).value().size();

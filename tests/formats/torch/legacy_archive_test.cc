@@ -24,10 +24,9 @@ struct MadeLegacy {
   std::string magic = "\x80\x02\x8a\nl\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
   std::string version = "\x80\x02M\xe9\x03.";
   std::string system = "\x80\x02}" + Text("little_endian") + "\x88s.";
-  std::string object =
-      "\x80\x02]ctorch._utils\n_rebuild_tensor_v2\n((" + Text("storage") + "ctorch\nFloatStorage\n" +
-      Text("77") + Text("cpu") + "K\x04NtQK\x01K\x03\x85K\x01\x85\x89" +
-      "ccollections\nOrderedDict\n)RtRa.";
+  std::string object = "\x80\x02]ctorch._utils\n_rebuild_tensor_v2\n((" + Text("storage") +
+                       "ctorch\nFloatStorage\n" + Text("77") + Text("cpu") +
+                       "K\x04NtQK\x01K\x03\x85K\x01\x85\x89" + "ccollections\nOrderedDict\n)RtRa.";
   std::string keys = "\x80\x02]" + Text("77") + "a.";
   uint64_t elements = 4;
   std::string payload = std::string(16, '\5');

@@ -25,7 +25,8 @@ std::string Bytes(const char (&text)[n]) {
 PickleTree Parse(std::string_view bytes) {
   auto parsed = ParsePickle(bytes);
   EXPECT_TRUE(parsed.has_value()) << parsed.error().message;
-  return parsed ? std::move(parsed->tree) : PickleTree{.nodes = {PickleNode{}}, .tensors = {}, .extras = {}, .root = 0};
+  return parsed ? std::move(parsed->tree)
+                : PickleTree{.nodes = {PickleNode{}}, .tensors = {}, .extras = {}, .root = 0};
 }
 
 void ExpectRefused(std::string_view bytes, const std::string& rule) {
@@ -53,7 +54,8 @@ TEST(PickleTest, Scalars) {
   EXPECT_EQ(RootOf(Parse(Bytes("\x8a\x02\x7f\xff."))).Int(), -129);
   EXPECT_EQ(RootOf(Parse(Bytes("\x8b\x01\x00\x00\x00\x80."))).Int(), -128);
   EXPECT_EQ(RootOf(Parse(Bytes("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\xff."))).Int(), INT64_MIN);
-  EXPECT_EQ(RootOf(Parse(Bytes("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00."))).node().kind, Kind::kBigInt);
+  EXPECT_EQ(RootOf(Parse(Bytes("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00."))).node().kind,
+            Kind::kBigInt);
   EXPECT_EQ(RootOf(Parse("F-1.5e3\n.")).Number(), -1500);
   EXPECT_EQ(RootOf(Parse(Bytes("G\x3f\xf0\x00\x00\x00\x00\x00\x00."))).Number(), 1);
   EXPECT_EQ(RootOf(Parse(Bytes("\x8c\x02hi."))).String(), "hi");
@@ -93,10 +95,12 @@ TEST(PickleTest, ACallIsNoNumber) {
 }
 
 TEST(PickleTest, DictsThatAreCalled) {
-  const std::string pairs = Bytes("](X\x01\0\0\0aK\x05\x86](X\x01\0\0\0bK\x06" "ee\x85R.");
+  const std::string pairs = Bytes(
+      "](X\x01\0\0\0aK\x05\x86](X\x01\0\0\0bK\x06"
+      "ee\x85R.");
   const std::string other = Bytes("}X\x01\0\0\0aK\x05sX\x01\0\0\0bK\x06s\x85R.");
-  for (const std::string callee : {"ccollections\nOrderedDict\n", "ccollections\nCounter\n",
-                                   "c__builtin__\ndict\n"}) {
+  for (const std::string callee :
+       {"ccollections\nOrderedDict\n", "ccollections\nCounter\n", "c__builtin__\ndict\n"}) {
     for (const std::string& arguments : {pairs, other}) {
       PickleTree tree = Parse(callee + arguments);
       EXPECT_TRUE(RootOf(tree).IsDict()) << callee;
@@ -107,15 +111,21 @@ TEST(PickleTest, DictsThatAreCalled) {
     }
     // An unknown value is not an empty dict.
     EXPECT_FALSE(RootOf(Parse(callee + "K\x05\x85R.")).IsDict()) << callee;
-    EXPECT_FALSE(RootOf(Parse(callee + "](K\x05\x85" "e\x85R.")).IsDict()) << callee;
+    EXPECT_FALSE(RootOf(Parse(callee + "](K\x05\x85"
+                                       "e\x85R."))
+                     .IsDict())
+        << callee;
   }
 }
 
 TEST(PickleTest, OnlyAPlainTensorIsOne) {
   const auto tensor = [](const std::string& more) {
-    return Bytes("ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
-                 "X\x01\0\0\0" "0X\x03\0\0\0cpuK\x04tQK\0K\x04\x85K\x01\x85\x89"
-                 "ccollections\nOrderedDict\n)R") + more + "tR";
+    return Bytes(
+               "ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
+               "X\x01\0\0\0"
+               "0X\x03\0\0\0cpuK\x04tQK\0K\x04\x85K\x01\x85\x89"
+               "ccollections\nOrderedDict\n)R") +
+           more + "tR";
   };
   const std::string plain = tensor("");
   EXPECT_NE(RootOf(Parse(plain + ".")).Tensor(), nullptr);
@@ -147,7 +157,7 @@ TEST(PickleTest, RefusesBrokenPrograms) {
   ExpectRefused("N", "without a STOP");
   ExpectRefused(".", "the stack is empty");
   ExpectRefused("0.", "the stack is empty");
-  ExpectRefused("N(.", "the stack is empty");      // STOP may not reach below a mark
+  ExpectRefused("N(.", "the stack is empty");  // STOP may not reach below a mark
   ExpectRefused("K\x01(\x85.", "the stack is empty");
   ExpectRefused("t.", "no mark");
   ExpectRefused("1.", "no mark");
@@ -191,7 +201,9 @@ TEST(PickleTest, RefusesImpossibleLengths) {
 }
 
 TEST(PickleTest, EveryTruncationIsRefused) {
-  std::string whole = Bytes("\x80\x04\x95\x0f\0\0\0\0\0\0\0}(\x8c\x01" "aK\x01u\x94(K\x01t\x86.");
+  std::string whole = Bytes(
+      "\x80\x04\x95\x0f\0\0\0\0\0\0\0}(\x8c\x01"
+      "aK\x01u\x94(K\x01t\x86.");
   ASSERT_TRUE(ParsePickle(whole).has_value());
   for (size_t length = 0; length < whole.size(); ++length) {
     EXPECT_FALSE(ParsePickle(std::string_view(whole).substr(0, length)).has_value()) << length;
@@ -226,7 +238,10 @@ TEST(PickleTest, CallsCannotMultiplyMemory) {
   for (int i = 0; i < 20000; ++i) list += "c__builtin__\nset\nh\x01\x85R0";
   ExpectRefused(list + ".", "multiply");
   std::string names = "cm\nA\nq\x01";  // getattr(getattr(...)): names that grow
-  for (int i = 0; i < 200000; ++i) names += Bytes("c__builtin__\ngetattr\nh\x01X\x01\0\0\0b\x86Rq\x01" "0");
+  for (int i = 0; i < 200000; ++i)
+    names += Bytes(
+        "c__builtin__\ngetattr\nh\x01X\x01\0\0\0b\x86Rq\x01"
+        "0");
   size_t text = 0;  // names stop growing at a limit, the rest stay calls
   for (const PickleNode& node : Parse(names + "h\x01.").nodes) text += node.text.size();
   EXPECT_LT(text, 2 * names.size());
@@ -241,15 +256,24 @@ TEST(PickleTest, TooManyValuesAreRefused) {
 }
 
 TEST(PickleTest, SharingAndCyclesSurvivePrinting) {
-  PickleTree tree = Parse(Reprint("]q\x01(h\x01K\x01\x86h\x01" "e."));  // l = [(l, 1), l]
+  PickleTree tree =
+      Parse(Reprint("]q\x01(h\x01K\x01\x86h\x01"
+                    "e."));  // l = [(l, 1), l]
   PickleRef list = RootOf(tree);
   EXPECT_EQ(list.at(1).id(), list.id());
   EXPECT_EQ(list.at(0).at(0).id(), list.id());
   // A tuple that holds a list that holds the tuple.
-  tree = Parse(Reprint("]q\x01h\x01\x85q\x02" "0h\x01h\x02" "a0h\x02."));
+  tree =
+      Parse(Reprint("]q\x01h\x01\x85q\x02"
+                    "0h\x01h\x02"
+                    "a0h\x02."));
   EXPECT_EQ(RootOf(tree).at(0).at(0).id(), RootOf(tree).id());
   // An object whose arguments hold it.
-  tree = Parse(Reprint("]q\x01" "0cm\nC\nh\x01\x85Rq\x02" "0h\x01h\x02" "a0h\x02."));
+  tree =
+      Parse(Reprint("]q\x01"
+                    "0cm\nC\nh\x01\x85Rq\x02"
+                    "0h\x01h\x02"
+                    "a0h\x02."));
   EXPECT_EQ(RootOf(tree).Arguments().at(0).at(0).id(), RootOf(tree).id());
 }
 
@@ -263,8 +287,12 @@ TEST(PickleTest, WhatProtocol2CannotSayIsRefused) {
 
 TEST(PickleTest, BuilderMakesWhatTheReaderReads) {
   PickleBuilder b;
-  TensorNode tensor{.storage_class = {}, .dtype = DType::kF8E4M3, .storage_key = "3",
-                    .storage_elements = 6, .shape = {2, 3}, .strides = {3, 1}};
+  TensorNode tensor{.storage_class = {},
+                    .dtype = DType::kF8E4M3,
+                    .storage_key = "3",
+                    .storage_elements = 6,
+                    .shape = {2, 3},
+                    .strides = {3, 1}};
   NodeId weight = b.Tensor(tensor);
   tensor.is_parameter = true;
   tensor.requires_grad = true;
@@ -290,7 +318,8 @@ TEST(PickleTest, BuilderMakesWhatTheReaderReads) {
 
 TEST(PickleTest, CopyRenamesStoragesAndKeepsSharing) {
   PickleBuilder b;
-  TensorNode tensor{.storage_class = {}, .storage_key = "0", .storage_elements = 1, .shape = {}, .strides = {}};
+  TensorNode tensor{
+      .storage_class = {}, .storage_key = "0", .storage_elements = 1, .shape = {}, .strides = {}};
   NodeId shared = b.Tensor(tensor);
   const NodeId list = b.List({shared, shared, b.Int(1)});
   PickleTree first = std::move(b).Finish(list);

@@ -75,7 +75,8 @@ void DumpTensors(const TorchFile& file, PickleRef value, const std::string& path
   }
   if (depth > 30) return;
   for (auto& [key, child] : value.Items()) {
-    std::string name = key.String() ? std::string(*key.String()) : StrCat("#", key.Int().value_or(-1));
+    std::string name =
+        key.String() ? std::string(*key.String()) : StrCat("#", key.Int().value_or(-1));
     DumpTensors(file, child, path + "/" + name, depth + 1, out);
   }
   for (size_t i = 0; value.IsSequence() && i < value.size(); ++i) {
@@ -93,8 +94,10 @@ int Dump(const std::string& path) {
     PickleRef ref(&file->tree(), id);
     if (ref.node().kind == Kind::kGlobal) classes[ref.ClassName()] = true;
   }
-  std::cout << Json{{"tensors", tensors}, {"classes", classes},
-                    {"nodes", file->tree().nodes.size()}, {"storages", file->storage_count()}}
+  std::cout << Json{{"tensors", tensors},
+                    {"classes", classes},
+                    {"nodes", file->tree().nodes.size()},
+                    {"storages", file->storage_count()}}
                    .dump()
             << "\n";
   return 0;
@@ -229,8 +232,10 @@ int Safetensors(const std::string& path) {
   if (!header) return Report(header.error());
   Json entries = Json::object();
   for (const SafetensorsEntry& entry : header->entries) {
-    entries[entry.name] = Json{{"dtype", SafetensorsName(entry.dtype)}, {"shape", entry.shape},
-                               {"at", header->data_offset + entry.begin}, {"end", header->data_offset + entry.end}};
+    entries[entry.name] = Json{{"dtype", SafetensorsName(entry.dtype)},
+                               {"shape", entry.shape},
+                               {"at", header->data_offset + entry.begin},
+                               {"end", header->data_offset + entry.end}};
   }
   std::cout << Json{{"metadata", header->metadata}, {"entries", entries}}.dump() << "\n";
   return 0;
@@ -242,9 +247,12 @@ int Header(const std::string& out) {
   for (int i = 0; i < kDTypeCount; ++i) {
     DType dtype = static_cast<DType>(i);
     if (SafetensorsName(dtype).empty() || ByteWidth(dtype) == 0) continue;
-    entries.push_back({.name = StrCat("t\"\n\xc3\xa9", SafetensorsName(dtype)), .dtype = dtype, .shape = {2, 3}});
-    entries.push_back({.name = StrCat("scalar.", SafetensorsName(dtype)), .dtype = dtype, .shape = {}});
-    entries.push_back({.name = StrCat("none.", SafetensorsName(dtype)), .dtype = dtype, .shape = {0, 5}});
+    entries.push_back(
+        {.name = StrCat("t\"\n\xc3\xa9", SafetensorsName(dtype)), .dtype = dtype, .shape = {2, 3}});
+    entries.push_back(
+        {.name = StrCat("scalar.", SafetensorsName(dtype)), .dtype = dtype, .shape = {}});
+    entries.push_back(
+        {.name = StrCat("none.", SafetensorsName(dtype)), .dtype = dtype, .shape = {0, 5}});
     data.append(7 * ByteWidth(dtype), '\1');
   }
   std::map<std::string, std::string> metadata{{"format", "pt"}, {"a\\b\t", "\"\x01"}};

@@ -78,7 +78,8 @@ TEST_F(ZipArchiveTest, DescriptorsNeedNoLocalSize) {
 TEST_F(ZipArchiveTest, HeadersCloseTogetherAreFewRequests) {
   MadeZip made;
   for (int i = 0; i < 5000; ++i) {
-    made.records.push_back({.name = "x/data/" + std::to_string(i), .payload = std::string(i % 3, 'p')});
+    made.records.push_back(
+        {.name = "x/data/" + std::to_string(i), .payload = std::string(i % 3, 'p')});
   }
   made.records[4000].payload = std::string(100'000, 'q');
   const TemporaryDirectory directory;
@@ -150,7 +151,8 @@ TEST_F(ZipArchiveTest, RefusesCompressionAndEncryption) {
 }
 
 TEST_F(ZipArchiveTest, RefusesImpossibleSizes) {
-  for (uint64_t size : {uint64_t{1} << 63, ~uint64_t{0}, (uint64_t{1} << 32) - 2, uint64_t{1} << 32}) {
+  for (uint64_t size :
+       {uint64_t{1} << 63, ~uint64_t{0}, (uint64_t{1} << 32) - 2, uint64_t{1} << 32}) {
     MadeZip made = OneTensorZip();
     made.records[2].zip64 = true;
     made.records[2].local_size = zip::kBig32;

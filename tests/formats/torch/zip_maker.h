@@ -30,7 +30,7 @@ struct MadeRecord {
   std::optional<uint64_t> central_original = {};  // original only
   std::optional<uint64_t> header_offset = {};
   bool summed = false;  // with its checksum
-  bool zip64 = false;  // sizes and offset in a zip64 extra field
+  bool zip64 = false;   // sizes and offset in a zip64 extra field
 };
 
 struct MadeZip {
