@@ -187,7 +187,7 @@ Status Export::OpenJournal(std::string_view wanted) {
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
     const std::string differs =
-        defect_.empty() ? "" : StrCat(", and its files are not those of this export: ", defect_);
+        defect_.empty() ? "" : StrCat(", and its files differ from those to be written: ", defect_);
     return Fail(Error{ErrorCode::kExists, StrCat(destination_,
                                                  ": not empty, and not an export that "
                                                  "can be resumed",

@@ -76,7 +76,8 @@ std::vector<MemoryAttempt> AttemptsOn(const PeerShelves& shelves) {
 bool IsEarlier(const MemoryAttempt& a, const MemoryAttempt& b) {
   const bool one_life = a.name.job == b.name.job && a.name.life == b.name.life;
   if (one_life) return a.name.attempt < b.name.attempt;
-  return a.mtime_ns < b.mtime_ns;
+  const bool has_time = a.mtime_ns != 0;  // rank 0's, which may come yet
+  return has_time && a.mtime_ns < b.mtime_ns;
 }
 
 const MemoryAttempt* NewestProtected(const std::vector<MemoryAttempt>& attempts,

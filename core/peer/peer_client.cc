@@ -11,8 +11,15 @@
 namespace ckptfs {
 namespace {
 
-// A peer answers at once, but it looks at all its own peers for `show`.
-constexpr std::chrono::seconds kAnswerTime{30};
+// A peer answers at once.
+constexpr std::chrono::seconds kAnswerTime{3};
+// It digests a file that it was sent, and looks at all its own peers for `show`.
+constexpr std::chrono::seconds kWorkTime{30};
+
+std::chrono::seconds AnswerTimeOf(PeerWord question) {
+  const bool works = question == PeerWord::kOffer || question == PeerWord::kShow;
+  return works ? kWorkTime : kAnswerTime;
+}
 
 // A refusal carries the code of its reason.
 ErrorCode CodeOf(const PeerFrame& refused) {
@@ -44,8 +51,8 @@ Status PeerClient::Fails(Status status) {
   return status;
 }
 
-Result<PeerFrame> PeerClient::Answer(PeerWord expected, PeerWord other) {
-  auto answer = link_->Receive(kMaxPeerText, kAnswerTime);
+Result<PeerFrame> PeerClient::Answer(PeerWord question, PeerWord expected, PeerWord other) {
+  auto answer = link_->Receive(kMaxPeerText, AnswerTimeOf(question));
   if (!answer) {
     broken_ = true;
     return answer;
@@ -63,8 +70,9 @@ Result<PeerFrame> PeerClient::Answer(PeerWord expected, PeerWord other) {
 }
 
 Result<PeerFrame> PeerClient::Ask(PeerFrame question, PeerWord answer) {
+  const PeerWord word = question.word;
   CKPT_RETURN_IF_ERROR(Fails(link_->Send(std::move(question), {})));
-  return Answer(answer, answer);
+  return Answer(word, answer, answer);
 }
 
 Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_t bytes)>& paced) {
@@ -74,7 +82,8 @@ Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_
     return Fail(ErrorCode::kUnsupported, "a rank's file is too large to be described to a peer");
   }
   CKPT_RETURN_IF_ERROR(Fails(link_->Send(std::move(offer), {})));
-  CKPT_ASSIGN_OR_RETURN(PeerFrame answer, Answer(PeerWord::kWanted, PeerWord::kHeld));
+  CKPT_ASSIGN_OR_RETURN(PeerFrame answer,
+                        Answer(PeerWord::kOffer, PeerWord::kWanted, PeerWord::kHeld));
   const std::span<const std::byte> bytes = file.bytes();
   if (answer.word == PeerWord::kWanted) {
     for (uint64_t at = 0; at < bytes.size();) {
@@ -87,7 +96,7 @@ Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_
         return Fail(ErrorCode::kIo, "the daemon is ending");
       }
     }
-    CKPT_ASSIGN_OR_RETURN(answer, Answer(PeerWord::kHeld, PeerWord::kHeld));
+    CKPT_ASSIGN_OR_RETURN(answer, Answer(PeerWord::kOffer, PeerWord::kHeld, PeerWord::kHeld));
   }
   if (answer.digest == DigestOfChunks(file.rank().chunks)) return {};
   return Fail(ErrorCode::kDataLoss,

@@ -53,7 +53,7 @@ class PeerClient {
  private:
   explicit PeerClient(std::unique_ptr<PeerLink> link) : link_(std::move(link)) {}
   Result<PeerFrame> Ask(PeerFrame question, PeerWord answer);
-  Result<PeerFrame> Answer(PeerWord expected, PeerWord other);
+  Result<PeerFrame> Answer(PeerWord question, PeerWord expected, PeerWord other);
   Status Fails(Status status);
 
   const std::unique_ptr<PeerLink> link_;

@@ -41,6 +41,20 @@ Result<std::string> RandomText() {
   return bytes;
 }
 
+// A whole greeting is over in that time, however its bytes come.
+class GreetingTime {
+ public:
+  explicit GreetingTime(PeerLink& link) : link_(link) {
+    link_.EndBy(std::chrono::steady_clock::now() + kGreetingTime);
+  }
+  ~GreetingTime() { link_.EndBy(std::nullopt); }
+  GreetingTime(const GreetingTime&) = delete;
+  GreetingTime& operator=(const GreetingTime&) = delete;
+
+ private:
+  PeerLink& link_;
+};
+
 enum class Side { kConnects, kAnswers };
 
 // What both sides know of a greeting.
@@ -137,6 +151,7 @@ Result<PeerKey> StorePeerKey(Storage& storage) {
 }
 
 Result<Digest> GreetPeer(PeerLink& link, const PeerIdentity& self) {
+  const GreetingTime time(link);
   Greeting greeting;
   CKPT_ASSIGN_OR_RETURN(greeting.connects_random, RandomText());
   greeting.connects = self.node;
@@ -159,6 +174,7 @@ Result<Digest> GreetPeer(PeerLink& link, const PeerIdentity& self) {
 }
 
 Result<Digest> AnswerPeer(PeerLink& link, const PeerIdentity& self) {
+  const GreetingTime time(link);
   CKPT_ASSIGN_OR_RETURN(const PeerFrame hello,
                         ReceiveGreeting(link, PeerWord::kHello, kRandomBytes + kDigestBytes));
   if (hello.text.substr(kRandomBytes) != BytesOfDigest(self.store)) {

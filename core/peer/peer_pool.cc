@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 
 #include "core/base/strings.h"
@@ -53,25 +54,61 @@ std::vector<PeerRecord> PeerPool::away() const {
   return found;
 }
 
+// A link without a client: one has to be made to that address.
+Result<PeerPool::Link> PeerPool::TakeIdle(const Digest& node, std::string& address) {
+  MutexLock lock(mutex_);
+  if (state_ == State::kStopped) return Fail(ErrorCode::kIo, "the daemon is ending");
+  const auto found = peers_.find(node);
+  if (found == peers_.end()) return Fail(ErrorCode::kNotFound, "it is not a peer any more");
+  Peer& peer = found->second;
+  if (!peer.why_away.empty() && Clock::now() < peer.again) {
+    return Fail(ErrorCode::kIo, peer.why_away);
+  }
+  address = peer.record.address;
+  if (peer.idle.empty()) return Link{};
+  Link link{std::move(peer.idle.back()), true};
+  peer.idle.pop_back();
+  return link;
+}
+
 Result<PeerPool::Link> PeerPool::Take(const Digest& node) {
   std::string address;
-  {
-    MutexLock lock(mutex_);
-    const auto found = peers_.find(node);
-    if (found == peers_.end()) return Fail(ErrorCode::kNotFound, "it is not a peer any more");
-    Peer& peer = found->second;
-    if (!peer.why_away.empty() && Clock::now() < peer.again) {
-      return Fail(ErrorCode::kIo, peer.why_away);
-    }
-    if (!peer.idle.empty()) {
-      Link link{std::move(peer.idle.back()), true};
-      peer.idle.pop_back();
-      return link;
-    }
-    address = peer.record.address;
+  CKPT_ASSIGN_OR_RETURN(Link link, TakeIdle(node, address));
+  if (link.client) return link;
+  auto client = PeerClient::Connect(*transport_, address, node, self_);
+  if (!client) {
+    Away(node, client.error());
+    return Fail(std::move(client).error());
   }
-  CKPT_ASSIGN_OR_RETURN(auto client, PeerClient::Connect(*transport_, address, node, self_));
-  return Link{std::move(client), false};
+  return Link{*std::move(client), false};
+}
+
+Status PeerPool::Use(PeerClient& client) {
+  MutexLock lock(mutex_);
+  if (state_ == State::kStopped) return Fail(ErrorCode::kIo, "the daemon is ending");
+  busy_.insert(&client);
+  return {};
+}
+
+void PeerPool::Unuse(PeerClient& client) {
+  MutexLock lock(mutex_);
+  busy_.erase(&client);
+}
+
+void PeerPool::Stop() {
+  std::vector<ClientPtr> idle;  // closed outside of the lock
+  MutexLock lock(mutex_);
+  state_ = State::kStopped;
+  for (PeerClient* const client : busy_) client->Close();
+  for (auto& [node, peer] : peers_) {
+    for (ClientPtr& client : peer.idle) idle.push_back(std::move(client));
+    peer.idle.clear();
+  }
+}
+
+void PeerPool::Resume() {
+  MutexLock lock(mutex_);
+  state_ = State::kAsks;
 }
 
 void PeerPool::Return(const Digest& node, ClientPtr client) {
@@ -85,7 +122,8 @@ void PeerPool::Return(const Digest& node, ClientPtr client) {
     if (!peer.why_away.empty())
       line = StrCat("peer ", peer.record.host, " (", peer.record.address, ") answers again");
     peer.why_away.clear();
-    if (peer.idle.size() < kIdleLinks) peer.idle.push_back(std::move(client));
+    if (state_ == State::kAsks && peer.idle.size() < kIdleLinks)
+      peer.idle.push_back(std::move(client));
   }
   if (!line.empty() && log_) log_(line);
 }
@@ -97,6 +135,7 @@ void PeerPool::Away(const Digest& node, const Error& why) {
     MutexLock lock(mutex_);
     const auto found = peers_.find(node);
     if (found == peers_.end()) return;
+    if (state_ == State::kStopped) return;  // its link was closed here
     Peer& peer = found->second;
     if (peer.why_away.empty())
       line = StrCat("peer ", peer.record.host, " (", peer.record.address,
@@ -110,18 +149,18 @@ void PeerPool::Away(const Digest& node, const Error& why) {
 
 Status PeerPool::Ask(const Digest& node, const std::function<Status(PeerClient& client)>& ask) {
   for (;;) {
-    auto link = Take(node);
-    if (!link) {
-      const Error why = std::move(link).error();
-      if (why.code != ErrorCode::kNotFound) Away(node, why);
-      return Fail(why);
-    }
-    Status asked = ask(*link->client);
-    if (!link->client->broken()) {
-      Return(node, std::move(link->client));
+    CKPT_ASSIGN_OR_RETURN(Link link, Take(node));
+    CKPT_RETURN_IF_ERROR(Use(*link.client));
+    const auto unuse = [this](PeerClient* client) { Unuse(*client); };
+    std::unique_ptr<PeerClient, decltype(unuse)> busy(link.client.get(), unuse);
+    Status asked = ask(*link.client);
+    busy.reset();
+    if (!link.client->broken()) {
+      Return(node, std::move(link.client));
       return asked;
     }
-    if (link->idle) continue;  // it may have ended while nobody used it
+    // It may have been closed while nobody used it.
+    if (link.idle && !asked && asked.error().code == ErrorCode::kNotFound) continue;
     Away(node, asked ? Error{ErrorCode::kIo, "its link broke"} : asked.error());
     return asked;
   }
@@ -149,7 +188,11 @@ PeerShelves PeerPool::ListAll() {
     }
   };
   std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(nodes.size(), kAskers); ++i) threads.emplace_back(work);
+  try {
+    for (size_t i = 1; i < std::min(nodes.size(), kAskers); ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Those that did start ask all.
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   return shelves;

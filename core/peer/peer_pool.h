@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +50,10 @@ class PeerPool {
   // What all peers that answer have on their shelves, asked at once.  BLOCKS: on the slowest.
   PeerShelves ListAll();
 
+  // Ends all questions, and refuses new ones, until Resume.
+  void Stop();
+  void Resume();
+
   // Notes that so many bytes were sent to a peer in that time.
   void Sent(const Digest& node, uint64_t bytes, std::chrono::nanoseconds time);
   // [{"node", "host", "address", "failure_domain", "link", "sent_bytes", "rate", "away"}]
@@ -69,7 +74,12 @@ class PeerPool {
     ClientPtr client;
     bool idle = false;  // it was used before
   };
+  enum class State { kAsks, kStopped };
   Result<Link> Take(const Digest& node);
+  Result<Link> TakeIdle(const Digest& node, std::string& address);
+  // Keeps the link of who asks for Stop; kIo if that has been called.
+  Status Use(PeerClient& client);
+  void Unuse(PeerClient& client);
   void Return(const Digest& node, ClientPtr client);
   void Away(const Digest& node, const Error& why);
 
@@ -79,6 +89,8 @@ class PeerPool {
   const std::chrono::milliseconds pause_;
   mutable Mutex mutex_;
   std::map<Digest, Peer> peers_ GUARDED_BY(mutex_);
+  std::set<PeerClient*> busy_ GUARDED_BY(mutex_);
+  State state_ GUARDED_BY(mutex_) = State::kAsks;
 };
 
 }  // namespace ckptfs

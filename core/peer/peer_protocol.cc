@@ -102,19 +102,26 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
 Result<ShownMemoryStep> ShownFrom(const json& one) {
   if (!one.is_object()) return Refuse("peer: a step is an object");
   auto run = TextOf(one, "run");
+  auto job = TextOf(one, "job");
+  const auto life = DigestUnder(one, "life");
+  const auto attempt = NumberOf<uint64_t>(one, "attempt");
   auto id = TextOf(one, "id");
   auto directory = TextOf(one, "directory");
   const auto manifest = DigestUnder(one, "manifest");
   const auto mtime = TimeOf(one);
   const auto step = NumberOf<uint64_t>(one, "step");
-  if (!run || !id || !directory || !manifest || !mtime || !step ||
+  if (!run || !job || !life || !attempt || !id || !directory || !manifest || !mtime || !step ||
       directory->size() > kMaxDirectory) {
     return Refuse("peer: a step lacks a field");
   }
   CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
-  return ShownMemoryStep{*std::move(run),       *std::move(id), *manifest,
-                         *std::move(directory), *mtime,         *step};
+  return ShownMemoryStep{{*std::move(run), *std::move(job), *attempt, *life},
+                         *std::move(id),
+                         *manifest,
+                         *std::move(directory),
+                         *mtime,
+                         *step};
 }
 
 }  // namespace
@@ -224,7 +231,10 @@ Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text) {
 std::string RenderShown(const std::vector<ShownMemoryStep>& steps) {
   json list = json::array();
   for (const ShownMemoryStep& step : steps) {
-    list.push_back({{"run", EncodeText(step.run)},
+    list.push_back({{"run", EncodeText(step.name.run)},
+                    {"job", EncodeText(step.name.job)},
+                    {"life", step.name.life.Hex()},
+                    {"attempt", step.name.attempt},
                     {"id", EncodeText(step.id)},
                     {"manifest", step.manifest.Hex()},
                     {"directory", EncodeText(step.directory)},

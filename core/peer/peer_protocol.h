@@ -17,7 +17,8 @@
 //   list                                           parts(text: RenderShelved)
 //   describe(rank; text: directory)                part(text: a part's record) | refused
 //   get(rank, offset, length; text: directory)     bytes + payload | refused
-//   show(text: run)                                shown(text: RenderShown)
+//   show(text: run)                                shown(text: RenderShown: each step with the
+//                                                  run, job, attempt and life of its save)
 //
 // Thread safety: pure functions.
 // Inputs are hostile: every number is checked before it is used.
@@ -124,7 +125,7 @@ Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text);
 
 // A step that a daemon's mount shows from memory.
 struct ShownMemoryStep {
-  std::string run;
+  AttemptName name;
   std::string id;  // /run/<run>/memory/<id>
   Digest manifest;
   std::string directory;  // PreparedPart::Directory of its save

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "core/base/names.h"
@@ -46,7 +47,7 @@ void PeerServer::Reap(bool all) {
     MutexLock lock(mutex_);
     for (auto at = sessions_.begin(); at != sessions_.end();) {
       const auto next = std::next(at);
-      if (all || at->over) gone.splice(gone.end(), sessions_, at);
+      if (all || at->stage == Stage::kOver) gone.splice(gone.end(), sessions_, at);
       at = next;
     }
   }
@@ -61,25 +62,45 @@ void PeerServer::AcceptAll() {
       if (!stopping_) std::this_thread::sleep_for(kPause);
       continue;
     }
-    MutexLock lock(mutex_);
-    if (stopping_ || sessions_.size() >= options_.max_links) continue;  // which closes it
-    Session& session = sessions_.emplace_back();
-    session.link = *std::move(link);
-    session.thread = std::thread([this, &session] {
-      Serve(*session.link);
-      session.link->Close();
-      session.over = true;
-    });
+    Begin(*std::move(link));
   }
 }
 
-void PeerServer::Serve(PeerLink& link) {
+bool PeerServer::HasRoom() const {
+  const auto strangers =
+      std::count_if(sessions_.begin(), sessions_.end(),
+                    [](const Session& session) { return session.stage == Stage::kGreets; });
+  return sessions_.size() < options_.max_links &&
+         static_cast<size_t>(strangers) < options_.max_strangers;
+}
+
+// A link for which there is no room, or no thread, is closed.
+void PeerServer::Begin(std::unique_ptr<PeerLink> link) {
+  MutexLock lock(mutex_);
+  if (stopping_ || !HasRoom()) return;
+  Session& session = sessions_.emplace_back();
+  session.link = std::move(link);
+  try {
+    session.thread = std::thread([this, &session] {
+      Serve(session);
+      session.link->Close();
+      session.stage = Stage::kOver;
+    });
+  } catch (const std::system_error& error) {
+    sessions_.pop_back();
+    if (options_.log) options_.log(StrCat("peer: no thread for a link: ", error.what()));
+  }
+}
+
+void PeerServer::Serve(Session& session) {
+  PeerLink& link = *session.link;
   const auto known = AnswerPeer(link, options_.self);
   if (!known) {
     if (options_.log && known.error().code != ErrorCode::kNotFound)
       options_.log(StrCat("peer: ", known.error().message));
     return;
   }
+  session.stage = Stage::kServes;
   while (!stopping_) {
     const auto frame = link.Receive(kMaxPeerText, kIdle);
     if (!frame) return;
@@ -97,14 +118,20 @@ Status PeerServer::SayRefused(PeerLink& link, const Error& error) {
   return link.Send(std::move(refused), {});
 }
 
+Status PeerServer::Say(PeerLink& link, PeerWord word, std::string text) {
+  if (text.size() > kMaxPeerText) {
+    return SayRefused(link, {ErrorCode::kExhausted, "the answer is too long for a frame"});
+  }
+  return link.Send({.word = word, .text = std::move(text)}, {});
+}
+
 Status PeerServer::Answer(PeerLink& link, const PeerFrame& frame) {
   if (frame.payload_bytes != 0) return Refuse(link.about(), ": a payload out of turn");
   switch (frame.word) {
     case PeerWord::kOffer: return TakeOffer(link, frame);
     case PeerWord::kGet: return SendBytes(link, frame);
     case PeerWord::kList: {
-      return link.Send({.word = PeerWord::kParts, .text = RenderShelved(options_.shelf->List())},
-                       {});
+      return Say(link, PeerWord::kParts, RenderShelved(options_.shelf->List()));
     }
     case PeerWord::kProtect:
     case PeerWord::kLetGo: {
@@ -118,13 +145,13 @@ Status PeerServer::Answer(PeerLink& link, const PeerFrame& frame) {
     case PeerWord::kDescribe: {
       const auto file = options_.shelf->Find(frame.text, frame.rank);
       if (!file) return SayRefused(link, {ErrorCode::kNotFound, "it is not held"});
-      return link.Send({.word = PeerWord::kPart, .text = RenderPart(file->part())}, {});
+      return Say(link, PeerWord::kPart, RenderPart(file->part()));
     }
     case PeerWord::kShow: {
       CKPT_RETURN_IF_ERROR(CheckName(frame.text, "run"));
       const auto shown = options_.show ? options_.show(frame.text) : std::vector<ShownMemoryStep>();
       if (!shown) return SayRefused(link, shown.error());
-      return link.Send({.word = PeerWord::kShown, .text = RenderShown(*shown)}, {});
+      return Say(link, PeerWord::kShown, RenderShown(*shown));
     }
     default: return Refuse(link.about(), ": a word out of turn");
   }

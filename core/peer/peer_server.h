@@ -38,6 +38,7 @@ struct PeerServerOptions {
   std::function<void()> changed = {};  // the shelf has changed
   std::function<void(std::string_view line)> log = {};
   size_t max_links = 256;
+  size_t max_strangers = 32;  // of those, links that have not proved themselves yet
 };
 
 class PeerServer {
@@ -50,19 +51,23 @@ class PeerServer {
   size_t links() const;
 
  private:
+  enum class Stage { kGreets, kServes, kOver };
   struct Session {
     std::unique_ptr<PeerLink> link;
     std::thread thread;
-    std::atomic<bool> over{false};
+    std::atomic<Stage> stage{Stage::kGreets};
   };
   void AcceptAll();
+  void Begin(std::unique_ptr<PeerLink> link);
+  bool HasRoom() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reap(bool all);
-  void Serve(PeerLink& link);
+  void Serve(Session& session);
   Status Answer(PeerLink& link, const PeerFrame& frame);
   Status TakeOffer(PeerLink& link, const PeerFrame& frame);
   Status Fill(PeerLink& link, ShelfFile& file);
   Status SendBytes(PeerLink& link, const PeerFrame& frame);
   static Status SayRefused(PeerLink& link, const Error& error);
+  static Status Say(PeerLink& link, PeerWord word, std::string text);
 
   const std::unique_ptr<PeerListener> listener_;
   const PeerServerOptions options_;

@@ -9,12 +9,24 @@ namespace ckptfs {
 
 ShelfFile::~ShelfFile() { *used_ -= rank().bytes; }
 
+namespace {
+
+constexpr size_t kMaxEntries = 8192;  // a list of them fits into a frame
+
+}  // namespace
+
 Result<std::unique_ptr<ShelfFile>> PeerShelf::Begin(PreparedPart part) {
   const PreparedRank& rank = part.ranks.front();
   if (const FilePtr there = Find(part.Directory(), rank.rank)) {
     return Fail(ErrorCode::kExists, there->rank() == rank ? "it is held" : "another file is held");
   }
   const uint64_t bytes = rank.bytes;
+  if (bytes == 0) return Refuse("a rank's file of 0 bytes");
+  {
+    MutexLock lock(mutex_);
+    if (entries_.size() >= kMaxEntries)
+      return Fail(ErrorCode::kExhausted, StrCat(kMaxEntries, " files are held already"));
+  }
   const uint64_t before = used_->fetch_add(bytes);
   if (before + bytes > budget_ || before + bytes < before) {
     *used_ -= bytes;

@@ -60,8 +60,9 @@ class PeerShelf {
   using FilePtr = std::shared_ptr<const ShelfFile>;
   explicit PeerShelf(uint64_t budget) : budget_(budget) {}
 
-  // Makes room for a file.  kExhausted if there is not as much; kExists if it is shelved with the
-  // same record, or with another one.  REQUIRES: the part has one rank.
+  // Makes room for a file.  kExhausted if there is not as much, or too many files are held;
+  // kInvalid for one without a byte; kExists if it is shelved with the same record, or with another
+  // one.  REQUIRES: the part has one rank.
   Result<std::unique_ptr<ShelfFile>> Begin(PreparedPart part);
   // Shelves a file that is filled.  kDataLoss if its bytes are not those of its record.
   Status Shelve(std::unique_ptr<ShelfFile> file);

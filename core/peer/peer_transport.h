@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -35,11 +36,14 @@ class PeerLink {
   virtual Status Send(PeerFrame frame, PeerSpans payload) = 0;
   // Returns the next frame.  Its payload, if it has one, is to be taken by ReceivePayload before
   // the next call.  kInvalid for what is not a frame, or has a text longer than `max_text`;
-  // kNotFound if the peer has left between two frames; kIo if none begins within `wait`.
+  // kNotFound if the peer has left between two frames, as for Send; kIo if none begins within
+  // `wait`.
   // BLOCKS: on the network.
   virtual Result<PeerFrame> Receive(uint64_t max_text, std::chrono::milliseconds wait) = 0;
   // Takes the next bytes of the payload.  BLOCKS: on the network.
   virtual Status ReceivePayload(std::span<std::byte> out) = 0;
+  // From then on no call waits any more; without a time each call has its own bounds alone.
+  virtual void EndBy(std::optional<std::chrono::steady_clock::time_point> /*end*/) {}
   virtual void Close() = 0;
   // "10.0.0.1:7000 -> 10.0.0.2:7000", for people.
   virtual std::string about() const = 0;

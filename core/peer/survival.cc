@@ -17,7 +17,7 @@ using Counts = std::vector<long double>;
 constexpr double kDaysAYear = 365;
 constexpr double kMinutesADay = 24 * 60;
 constexpr unsigned kMostDomains = 2;
-constexpr size_t kMostPairs = size_t{1} << 18;
+constexpr size_t kMostSeats = size_t{1} << 22;  // of all pairs of domains
 
 long double Choose(size_t n, size_t k) {
   if (k > n) return 0;
@@ -130,8 +130,9 @@ void Kill(const std::vector<PeerGroup>& groups, const std::vector<Seat>& seats, 
 
 bool Loses(const std::vector<PeerGroup>& groups, const DeadMembers& dead) {
   return std::any_of(dead.begin(), dead.end(), [&](const auto& one) {
-    const auto count = std::count(one.second.begin(), one.second.end(), true);
-    return HarmlessSubsets(groups[one.first], one.second)[static_cast<size_t>(count)] == 0;
+    const auto count = static_cast<size_t>(std::count(one.second.begin(), one.second.end(), true));
+    if (count <= groups[one.first].parity) return false;
+    return HarmlessSubsets(groups[one.first], one.second)[count] == 0;
   });
 }
 
@@ -158,6 +159,12 @@ std::vector<double> LostByNodes(const std::vector<PeerGroup>& groups, size_t nod
   return lost;
 }
 
+size_t LargestOf(const std::vector<std::vector<Seat>>& domains) {
+  size_t largest = 1;
+  for (const std::vector<Seat>& seats : domains) largest = std::max(largest, seats.size());
+  return largest;
+}
+
 std::vector<double> LostByDomains(const std::vector<PeerGroup>& groups,
                                   const std::vector<std::vector<Seat>>& domains) {
   const size_t count = domains.size();
@@ -173,7 +180,7 @@ std::vector<double> LostByDomains(const std::vector<PeerGroup>& groups,
   }
   lost.push_back(static_cast<double>(losing) / static_cast<double>(count));
   const size_t pairs = count * (count - 1) / 2;
-  if (pairs == 0 || pairs > kMostPairs) return lost;
+  if (pairs == 0 || pairs > kMostSeats / (2 * LargestOf(domains))) return lost;
   losing = 0;
   for (size_t a = 0; a < count; ++a) {
     for (size_t b = a + 1; b < count; ++b) {

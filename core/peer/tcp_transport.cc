@@ -32,6 +32,8 @@ using std::chrono::milliseconds;
 constexpr int kBacklog = 64;
 constexpr size_t kTextPiece = 64 << 10;  // a text takes memory as it comes
 constexpr size_t kMaxHost = 255;
+constexpr int kSilentMs = 30'000;  // of a machine that acknowledges nothing
+constexpr int kProbeSeconds = 10;  // of a link on which nothing is sent
 
 struct Addresses {
   ~Addresses() {
@@ -84,6 +86,12 @@ class TcpLink final : public PeerLink {
                       NameOf(socket_.get(), getpeername))) {
     const int on = 1;
     (void)setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPIDLE, &kProbeSeconds,
+                     sizeof kProbeSeconds);
+    (void)setsockopt(socket_.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds,
+                     sizeof kProbeSeconds);
+    (void)setsockopt(socket_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kSilentMs, sizeof kSilentMs);
   }
 
   Status Send(PeerFrame frame, PeerSpans payload) override {
@@ -115,6 +123,7 @@ class TcpLink final : public PeerLink {
   }
 
   Status ReceivePayload(std::span<std::byte> out) override { return Take(out); }
+  void EndBy(std::optional<std::chrono::steady_clock::time_point> end) override { end_ = end; }
   void Close() override {
     closed_ = true;
     shutdown(socket_.get(), SHUT_RDWR);
@@ -124,7 +133,8 @@ class TcpLink final : public PeerLink {
  private:
   Status Wait(short event, milliseconds limit) const {
     pollfd one{socket_.get(), event, 0};
-    const auto end = std::chrono::steady_clock::now() + limit;
+    auto end = std::chrono::steady_clock::now() + limit;
+    if (end_) end = std::min(end, *end_);
     for (;;) {
       const auto left =
           std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
@@ -133,9 +143,13 @@ class TcpLink final : public PeerLink {
       if (ready > 0) return {};
       if (ready < 0 && errno == EINTR) continue;
       if (ready < 0) return Fail(ErrnoError(errno, about_));
+      if (end_ && end == *end_) return Fail(ErrorCode::kIo, StrCat(about_, ": it took too long"));
       return Fail(ErrorCode::kIo, StrCat(about_, ": nothing moved for ", limit.count(), " ms"));
     }
   }
+
+  Error Left(ErrorCode code) const { return {code, StrCat(about_, ": it has left")}; }
+  static bool IsGone(int error) { return error == ECONNRESET || error == EPIPE; }
 
   Status SendAll(std::vector<iovec>& pieces) {
     for (size_t at = 0; at < pieces.size();) {
@@ -148,6 +162,7 @@ class TcpLink final : public PeerLink {
         CKPT_RETURN_IF_ERROR(Wait(POLLOUT, patience_));
         continue;
       }
+      if (sent < 0 && IsGone(errno)) return Fail(Left(ErrorCode::kNotFound));
       if (sent < 0) return Fail(ErrnoError(errno, about_));
       for (; at < pieces.size() && static_cast<size_t>(sent) >= pieces[at].iov_len; ++at) {
         sent -= static_cast<ssize_t>(pieces[at].iov_len);
@@ -171,10 +186,10 @@ class TcpLink final : public PeerLink {
         CKPT_RETURN_IF_ERROR(Wait(POLLIN, first ? first->wait : patience_));
         continue;
       }
-      if (got < 0) return Fail(ErrnoError(errno, about_));
-      if (got == 0) {
-        return Fail(first ? ErrorCode::kNotFound : ErrorCode::kIo, StrCat(about_, ": it has left"));
+      if (got == 0 || (got < 0 && IsGone(errno))) {
+        return Fail(Left(first ? ErrorCode::kNotFound : ErrorCode::kIo));
       }
+      if (got < 0) return Fail(ErrnoError(errno, about_));
       first.reset();
       out = out.subspan(static_cast<size_t>(got));
     }
@@ -185,6 +200,7 @@ class TcpLink final : public PeerLink {
   const milliseconds patience_;
   const std::string about_;
   std::atomic<bool> closed_{false};
+  std::optional<std::chrono::steady_clock::time_point> end_;  // of all calls
 };
 
 class TcpListener final : public PeerListener {

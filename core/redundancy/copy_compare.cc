@@ -5,12 +5,24 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/strings.h"
 #include "core/redundancy/redundancy.h"
+#include "core/view/stored_atom.h"
 
 namespace ckptfs {
 namespace {
 
 uint64_t UnitElements(const CopiedTensor& tensor) { return kCompareUnit / tensor.width; }
+
+// Where a unit of all copies does not fit kCompareRoom, it may take this.
+constexpr uint64_t kMostRoom = 16 * kCompareRoom;
+
+Status CheckRoom(const TensorCopies& copies, const CopiedTensor& tensor) {
+  const uint64_t most = kMostRoom / std::min(kCompareUnit, tensor.bytes());
+  if (tensor.copies.size() <= most) return {};
+  return Refuse(AtomLabel(copies.model(), tensor.copies.front()), ": it has ", tensor.copies.size(),
+                " copies; at most ", most, " of this size are compared");
+}
 
 // Some elements of all copies.
 struct CopyBlock {
@@ -97,6 +109,7 @@ uint64_t ElementsAtOnce(const CopiedTensor& tensor) {
 
 Result<CopyComparison> CompareCopies(const TensorCopies& copies, BlobReader& blobs,
                                      const CopiedTensor& tensor, uint64_t first, uint64_t count) {
+  CKPT_RETURN_IF_ERROR(CheckRoom(copies, tensor));
   CopyComparison out;
   CopyBlock block;
   block.width = tensor.width;

@@ -37,7 +37,7 @@ struct CopyComparison {
 uint64_t ElementsAtOnce(const CopiedTensor& tensor);
 
 // Of elements [first, first + count).  REQUIRES: at least one copy; `first` is a multiple of
-// ElementsAtOnce.  BLOCKS: on reading.
+// ElementsAtOnce.  Refuses more copies than memory is put aside for.  BLOCKS: on reading.
 Result<CopyComparison> CompareCopies(const TensorCopies& copies, BlobReader& blobs,
                                      const CopiedTensor& tensor, uint64_t first, uint64_t count);
 

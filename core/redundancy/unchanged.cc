@@ -153,6 +153,7 @@ void PairComparison::Reduce(StepSince& since) const {
   std::map<std::string, size_t> class_of;
   for (size_t i = 0; i < after_.copies.tensors().size(); ++i) {
     const CopiedTensor& tensor = after_.copies.tensors()[i];
+    if (tensor.copies.empty()) continue;  // told with the tensor that has its bytes
     const std::string& kind = after_.AtomOf(i).kind;
     TensorSince told;
     told.atom = tensor.atom;

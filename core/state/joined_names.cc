@@ -14,7 +14,6 @@ namespace {
 
 using Names = std::set<std::string, std::less<>>;
 
-constexpr size_t kMaxParts = 64;  // a name of more is joined with nothing
 constexpr std::string_view kWholeModules = "modules_to_save";  // PEFT puts it before the adapter's
 
 // How the attributes begin in which PEFT's layers keep their adapters, by name.
@@ -25,9 +24,10 @@ constexpr auto kAdapterDicts = std::to_array<std::string_view>(
 constexpr auto kWrappers = std::to_array<std::string_view>(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"});
 
+// Returns at most one part more than names that are joined may have.
 std::vector<std::string_view> PartsOf(std::string_view name) {
   std::vector<std::string_view> parts;
-  for (size_t begin = 0; begin <= name.size();) {
+  for (size_t begin = 0; begin <= name.size() && parts.size() <= kMaxNameParts;) {
     const size_t end = std::min(name.find('.', begin), name.size());
     parts.push_back(name.substr(begin, end - begin));
     begin = end + 1;
@@ -60,7 +60,7 @@ template <class Has>
 std::optional<JoinedName> Joined(std::string_view name, std::string_view part, const Has& has) {
   std::optional<JoinedName> found;
   const std::vector<std::string_view> parts = PartsOf(name);
-  if (parts.size() > kMaxParts) return std::nullopt;
+  if (parts.size() > kMaxNameParts) return std::nullopt;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!MayGo(parts, i) || (!part.empty() && parts[i] != part)) continue;
     std::string shorter = Without(parts, i);

@@ -18,6 +18,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
@@ -26,6 +27,8 @@
 #include <string_view>
 
 namespace ckptfs {
+
+inline constexpr size_t kMaxNameParts = 64;  // a name of more is joined with nothing
 
 struct JoinedName {
   std::string name;  // the model's: "q_proj.lora_A.weight"

@@ -196,7 +196,7 @@ class Decider {
     if (told && *told != wanted.shape) has = StrCat("states of shape ", ShapeToString(*told));
     for (const MemberState& state : MemberOf(at).states) {
       if (!told && IsWholeKind(state.kind) && !FitOf(state.kind, state.shape, wanted.shape)) {
-        has = StrCat("a '", state.kind, "' of shape ", ShapeToString(state.shape));
+        has = StrCat("state '", state.kind, "' of shape ", ShapeToString(state.shape));
       }
     }
     return StrCat("--parameter-order is not the optimizer's order: its member ", number, " has ",

@@ -84,7 +84,9 @@ bool SharedRows::PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy,
     whole = whole && begin == end;
     end += VolumeOf(box->shape);
   }
-  if (beside == Beside::kOthers && !(whole && end == VolumeOf(atom_))) return false;
+  // Without dimensions there are no rows: the proof finds what overlaps.
+  const bool apart = beside == Beside::kOthers && !atom_.empty();
+  if (apart && !(whole && end == VolumeOf(atom_))) return false;
   const uint32_t local = assembler.AddLocal(atom, copy, WholeTensor(atom_));
   for (const auto& [begin, box] : runs) {
     assembler.AddFragment(atom, copy, local, FragmentAt(begin, *box));
@@ -112,7 +114,7 @@ void SharedRows::Place(Assembler& assembler, AtomIndex atom, uint32_t copy, Besi
 
 std::optional<std::vector<DenseBox>> DenseBoxesOf(const StatePart& part, const Shape& stored,
                                                   const Fragment& tensor) {
-  if (part.flat || part.pieces.empty()) return std::nullopt;
+  if (part.flat || part.pieces.empty() || !part.order.empty()) return std::nullopt;
   const std::vector<uint64_t> strides = RowMajorStrides(stored);
   std::vector<DenseBox> boxes;
   for (const StateBox& piece : part.pieces) {

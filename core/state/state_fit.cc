@@ -55,6 +55,10 @@ bool IsFactored(const Shape& state, const Shape& parameter) {
 
 bool IsWholeKind(std::string_view kind) { return std::ranges::find(kWhole, kind) != kWhole.end(); }
 
+bool IsOurs(std::string_view kind) {
+  return kind.empty() || kind == "weight" || kind == "master" || kind == "grad";
+}
+
 std::optional<Relation> FitOf(std::string_view kind, const Shape& state, const Shape& parameter) {
   if (state == parameter) return Relation::kSame;
   if (state.empty()) return Relation::kScalar;

@@ -33,6 +33,11 @@ namespace ckptfs {
 // Kinds that torch's and transformers' optimizers keep per element of their parameter.
 bool IsWholeKind(std::string_view kind);
 
+// Kinds that atoms of every step have (core/model/step_model.h), which no optimizer's state can be
+// called.
+bool IsOurs(std::string_view kind);
+inline constexpr std::string_view kNameOfOurs = "it has a name that ckptfs uses for something else";
+
 // Nothing if the state does not fit.
 std::optional<Relation> FitOf(std::string_view kind, const Shape& state, const Shape& parameter);
 

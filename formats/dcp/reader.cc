@@ -16,6 +16,7 @@
 #include "core/state/model_choice.h"
 #include "core/state/model_config.h"
 #include "core/state/roles.h"
+#include "core/state/state_fit.h"
 #include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/sharding/placer.h"
@@ -58,11 +59,6 @@ std::vector<std::pair<NodeId, NodeId>> NumberNodes(
     nodes.emplace_back(text, builder.Dict(items));
   }
   return nodes;
-}
-
-// Kinds that atoms of every step have (core/model/step_model.h), which no state can be called.
-bool IsOurs(std::string_view kind) {
-  return kind.empty() || kind == "weight" || kind == "master" || kind == "grad";
 }
 
 constexpr std::string_view kShownAsItWas = " (dcp/ alone shows it, as it was)";
@@ -185,7 +181,9 @@ Status Reader::AddStates(StoredState& state, ObjectReader& objects) {
   std::set<std::tuple<std::string_view, std::string_view, std::string_view>> known;
   for (const auto& key : keys_.states) {
     if (!known.emplace(key.optimizer, key.parameter, key.kind).second) {
-      return Refuse("'", key.parameter, "' has two states '", key.kind, "'");
+      Carry(key.entry, StrCat("'", key.parameter, "' has two states '", key.kind, "'"), "",
+            objects);
+      continue;
     }
     CKPT_RETURN_IF_ERROR(AddState(state, objects, key));
   }

@@ -47,6 +47,7 @@ class KeyReader {
     out_.optimizers.assign(optimizers_.begin(), optimizers_.end());
     if (with_optimizers_) {
       SetNamelessApart();
+      CollectExact();
       for (const Inside& key : inside_) AddOfOptimizer(key);
     }
     return std::move(out_);
@@ -79,6 +80,7 @@ class KeyReader {
   std::optional<std::string_view> PrefixOfState(std::string_view key) const;
   void SetNamelessApart();
   void AddWeights();
+  void CollectExact();
   std::string OptimizerName(std::string_view prefix) const;
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
   std::optional<std::pair<std::string, std::string>> LiveNameAndRest(std::string_view text);
@@ -97,6 +99,7 @@ class KeyReader {
   std::vector<KeyedEntry> outside_;
   std::vector<size_t> weights_;       // tensors of the model, rising
   std::set<std::string_view> names_;  // of weights
+  std::set<std::string> exact_;       // weights that optimizers' keys name as the model does
 };
 
 // Told by a word, or by states and groups that stand beside each other.  A state dict may be
@@ -223,20 +226,35 @@ std::optional<std::pair<std::string, std::string>> KeyReader::NameAndRest(
   return std::nullopt;
 }
 
-// The same, also by the name that a live module has for a weight; the longest name of either.
+void KeyReader::CollectExact() {
+  for (const Inside& key : inside_) {
+    const bool state = key.rest.starts_with(kState);
+    if (state && IsCounted(PathOf(key.entry))) continue;
+    auto found = NameAndRest(key.rest.substr(state ? kState.size() : kGroups.size()));
+    if (found) exact_.insert(std::move(found->first));
+  }
+}
+
+// The same, also by the name that a live module has for a weight, unless other keys have the
+// weight's own; the longest name of either.
 std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
     std::string_view text) {
   const auto has = [&](std::string_view name) { return names_.contains(name); };
-  for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0; dot = text.rfind('.', dot - 1)) {
+  auto parts = static_cast<size_t>(std::ranges::count(text, '.'));  // of `live`
+  for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0;
+       dot = text.rfind('.', dot - 1), --parts) {
     const std::string_view live = text.substr(0, dot);
-    std::string rest(text.substr(dot + 1));
-    if (has(live)) return std::pair(std::string(live), std::move(rest));
+    const std::string_view rest = text.substr(dot + 1);
+    if (has(live)) return std::pair(std::string(live), std::string(rest));
+    if (parts > kMaxNameParts) continue;
     const auto found = JoinName(live, has);
-    if (!found || (!out_.adapter.empty() && out_.adapter != found->part)) continue;
+    if (!found || exact_.contains(found->name) ||
+        (!out_.adapter.empty() && out_.adapter != found->part))
+      continue;
     const auto [known, added] = out_.state_names.emplace(found->name, live);
     if (!added && known->second != live) continue;
     out_.adapter = found->part;
-    return std::pair(found->name, std::move(rest));
+    return std::pair(found->name, std::string(rest));
   }
   return std::nullopt;
 }

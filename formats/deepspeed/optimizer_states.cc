@@ -6,6 +6,7 @@
 #include <array>
 
 #include "core/base/strings.h"
+#include "core/state/state_fit.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/print_value.h"
@@ -91,10 +92,22 @@ Status CheckFlat(const PartitionStates& partition, size_t index, std::string_vie
                      tensor.dense() ? "" : " and not contiguous"));
 }
 
+// Sets states apart that have names of ours: a group's `weight` is not the model's.
+void SetOursApart(PartitionStates& partition) {
+  const auto apart = [&](const auto& entry) {
+    if (!IsOurs(entry.name)) return false;
+    partition.uneven.push_back({entry.name, std::string(kNameOfOurs)});
+    return true;
+  };
+  std::erase_if(partition.flat, apart);
+  std::erase_if(partition.scalars, apart);
+}
+
 // Sorts the tensors of a partition by how they lie in it.  A moment that optimizers keep per
 // element cannot be of another length: that is an error.  Any other state is left out alone.
 Status SortStates(size_t index, MomentumForm form, PartitionStates& partition) {
   CKPT_RETURN_IF_ERROR(CheckFlat(partition, index, "master", *partition.master));
+  SetOursApart(partition);
   std::vector<NamedTensor> flat;
   for (NamedTensor& entry : partition.flat) {
     const bool momentum = entry.name == kMomentum && form != MomentumForm::kElements;

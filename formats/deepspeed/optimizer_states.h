@@ -45,7 +45,7 @@ struct PartitionStates {
   std::vector<NamedTensor> flat;  // of the optimizer: one-dimensional, as long as the partition
   // Muon's at stages 1, 2: flat, of the whole parameters of which the partition has a part.
   std::optional<FileTensor> momenta;
-  std::vector<UnevenState> uneven;   // tensors that no parameter's part can be told of
+  std::vector<UnevenState> uneven;   // those that no parameter's part can be told of
   std::vector<NamedScalar> scalars;  // "step"
   std::vector<std::string> opaque;   // names kept as documents
   std::vector<std::string> nothing;  // of these: which are None

@@ -17,12 +17,7 @@ void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string_view h
                    std::string_view why, StepModel& header) {
   LeaveOut(header,
            {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
-            StrCat("a '", kind, "' ", why), ""});
-}
-
-// Kinds that atoms of every step have (core/model/step_model.h).
-bool IsOurs(std::string_view kind) {
-  return kind == "weight" || kind == "master" || kind == "grad" || kind.empty();
+            StrCat("state '", kind, "' ", why), ""});
 }
 
 Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "core/base/mutex.h"
@@ -22,6 +23,9 @@ namespace {
 
 constexpr size_t kAskers = 16;
 constexpr std::chrono::seconds kPeerPatience{3};
+constexpr int kAsks = 5;  // while daemons show different steps
+constexpr std::chrono::seconds kBetweenAsks{1};
+constexpr uint64_t kMostBack = 1023;  // attempts before the one in memory that are known by name
 
 struct RecoverFlags {
   std::string run;
@@ -69,10 +73,34 @@ Result<Survivors> AskAll(Store& store, const std::string& run) {
     }
   };
   std::vector<std::thread> threads;
-  for (size_t i = 1; i < std::min(peers.size(), kAskers); ++i) threads.emplace_back(work);
+  try {
+    for (size_t i = 1; i < std::min(peers.size(), kAskers); ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Those that did start ask all.
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   return survivors;
+}
+
+bool Differ(const Survivors& survivors) {
+  return std::any_of(survivors.shown.begin(), survivors.shown.end(),
+                     [&](const auto& shown) { return shown != survivors.shown.front(); });
+}
+
+// Daemons show a new step a moment apart.
+Result<Survivors> AskUntilTheyAgree(Store& store, const std::string& run) {
+  for (int ask = 1;; ++ask) {
+    CKPT_ASSIGN_OR_RETURN(Survivors survivors, AskAll(store, run));
+    if (!Differ(survivors)) return survivors;
+    if (ask == kAsks) {
+      fmt::print(stderr,
+                 "ckptfs: daemons show different steps from memory; one that all show is "
+                 "taken\n");
+      return survivors;
+    }
+    std::this_thread::sleep_for(kBetweenAsks);
+  }
 }
 
 // The newest step that every daemon which answers can show.
@@ -89,11 +117,25 @@ std::optional<ShownMemoryStep> Common(const Survivors& survivors) {
   return newest;
 }
 
-// True if the store's step was saved after the one in memory; the same save is not.
+// True if files lie where that attempt, or one before it of the same life, put those of its step.
+bool IsUpTo(std::string_view directory, AttemptName attempt, uint64_t step) {
+  for (uint64_t back = 0; back <= kMostBack; ++back) {
+    if (PreparedPart{attempt, step, 0, 0, {}}.Directory() == directory) return true;
+    if (attempt.attempt == 0) return false;
+    --attempt.attempt;
+  }
+  return false;
+}
+
+// True if the store's step was saved after the one in memory; the same save is not.  A durable
+// step's time may be that of its end: where its attempt is known, that counts.
 Result<bool> IsNewer(Store& store, const StepRecord& record, const ShownMemoryStep& memory) {
   CKPT_ASSIGN_OR_RETURN(const auto step, store.Load(record));
   const std::vector<Blob>& blobs = step->model.blobs;
-  if (!blobs.empty() && ParentPath(blobs.front().path) == memory.directory) return false;
+  if (!blobs.empty()) {
+    const std::string there = ParentPath(blobs.front().path);
+    if (there == memory.directory || IsUpTo(there, memory.name, record.iteration)) return false;
+  }
   return record.mtime_ns >= memory.mtime_ns;
 }
 
@@ -110,7 +152,7 @@ void Print(const RecoverFlags& options, const std::string& place, const std::str
 
 Status RunRecover(const RecoverFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
-  CKPT_ASSIGN_OR_RETURN(const Survivors survivors, AskAll(*store, options.run));
+  CKPT_ASSIGN_OR_RETURN(const Survivors survivors, AskUntilTheyAgree(*store, options.run));
   for (const std::string& line : survivors.away) {
     fmt::print(stderr, "ckptfs: does not answer: {}\n", Printable(line));
   }
@@ -121,7 +163,12 @@ Status RunRecover(const RecoverFlags& options) {
   }
   bool newer = latest.has_value() && !memory;
   if (latest && memory) {
-    CKPT_ASSIGN_OR_RETURN(newer, IsNewer(*store, *latest, *memory));
+    const auto is_newer = IsNewer(*store, *latest, *memory);
+    if (!is_newer) {
+      fmt::print(stderr, "ckptfs: the newest durable step is passed over: {}\n",
+                 Printable(is_newer.error().message));
+    }
+    newer = is_newer.value_or(false);
   }
   if (newer) {
     Print(options, "store", latest->id, latest->iteration);

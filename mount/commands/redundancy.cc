@@ -80,6 +80,11 @@ Result<std::vector<std::shared_ptr<const Step>>> LoadRun(const std::string& name
     return Fail(
         RefuseUsage(StrCat("'", name, "' is not a run: --across all takes all steps of one"))
             .error());
+  if (records.size() == 1) {
+    return Fail(
+        RefuseUsage(StrCat("run '", name, "' has one step: there is nothing to compare it with"))
+            .error());
+  }
   if (records.size() > kMostSteps) {
     return Fail(RefuseUsage(StrCat("run '", name, "' has ", records.size(), " steps; name at most ",
                                    kMostSteps, " of them with --across"))

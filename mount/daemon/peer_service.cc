@@ -27,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kQuietLook{10};    // at what does not change
 constexpr std::chrono::seconds kPeerPatience{3};  // with a peer that does nothing
+constexpr std::chrono::minutes kLateRank0{10};    // until a save without one is left behind
 
 void Warn(std::string_view line) { Log(LogLevel::kWarning, line); }
 
@@ -40,9 +41,18 @@ std::string HostName() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
+// True for a part of another life's save whose rank 0 never came, and with it no time.
+bool IsLeftBehind(const MemoryAttempt& attempt, const PreparedPart& part,
+                  const MemoryAttempt& shown) {
+  const bool one_life = attempt.name.job == shown.name.job && attempt.name.life == shown.name.life;
+  return !one_life && !attempt.ranks.contains(0) &&
+         part.mtime_ns < shown.mtime_ns - std::chrono::nanoseconds(kLateRank0).count();
+}
+
 // The step of the rank files that daemons hold.  Tensors that did not change lie in files of
 // earlier steps, which the store has.
-Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store) {
+Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store,
+                                const KeptFiles::Say& say) {
   const PreparedPart& part = root->part();
   std::vector<std::string> paths;
   std::vector<const std::vector<Digest>*> chunks;
@@ -57,7 +67,7 @@ Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& st
                         ReadRankFiles(WithStoredFiles(root, store, {}), paths, options));
   if (model.iteration != part.step) return Refuse("its files belong to step ", model.iteration);
   CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
-                        KeptFiles::Hold(store, part.name.run, model, paths.size()));
+                        KeptFiles::Hold(store, part.name.run, model, paths.size(), say));
   OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks, kept.blobs());
   for (Blob& blob : std::span(model.blobs).first(paths.size())) {
     blob.mode = 0600;
@@ -124,6 +134,7 @@ Status PeerService::Begin(const Digest& node) {
     options.shelf = &shelf_;
     options.pool = pool_.get();
     options.look = [this] { return Look(); };
+    options.shown = [this](const std::string& run) { return ShownDirectory(run); };
     options.time_of = [this](const std::string& run, const std::string& job) {
       return store_.SaveTimeOf(run, job, NowNs());
     };
@@ -141,9 +152,11 @@ PeerService::~PeerService() {
     stopping_ = true;
     moved_.NotifyAll();
   }
+  if (pool_) pool_->Stop();  // nobody waits for a peer then
   if (thread_.joinable()) thread_.join();
   protector_.reset();
   server_.reset();
+  if (pool_) pool_->Resume();  // steps that are open read from peers still
   std::map<std::string, Shown> shown;
   {
     MutexLock lock(mutex_);
@@ -198,6 +211,12 @@ void PeerService::LookForPeers() {
   if (!peers) return Warn(StrCat("peers: ", peers.error().message));
   found_ = *std::move(peers);
   pool_->Set(found_);
+  // Somebody took this daemon for dead, or removed it.
+  if (std::none_of(found_.begin(), found_.end(),
+                   [&](const PeerRecord& peer) { return peer.node == self_.node; })) {
+    const Status said = AnnouncePeer(*store_.storage(), self_);
+    if (!said) Warn(StrCat("peers: ", said.error().message));
+  }
   // A record of a daemon that does not answer and is gone by its presence goes, too.
   const std::vector<PeerRecord> away = pool_->away();
   if (away.empty()) return;
@@ -217,6 +236,10 @@ void PeerService::LookForPeers() {
 std::vector<MemoryAttempt> PeerService::Look() {
   MutexLock one(look_mutex_);
   PeerShelves shelves = pool_->ListAll();
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return {};  // peers were not asked
+  }
   shelves[self_.node] = shelf_.List();
   const std::vector<MemoryAttempt> attempts = AttemptsOn(shelves);
   std::set<std::string> runs;
@@ -231,19 +254,7 @@ std::vector<MemoryAttempt> PeerService::Look() {
 
 void PeerService::ShowRun(const std::string& run, const std::vector<MemoryAttempt>& attempts) {
   const MemoryAttempt* const newest = NewestProtected(attempts, run);
-  if (newest == nullptr) {
-    std::string why = "no node has it any more";
-    {
-      MutexLock lock(mutex_);
-      const auto shown = shown_.find(run);
-      if (shown == shown_.end()) return;
-      for (const MemoryAttempt& attempt : attempts) {
-        if (attempt.name.run == run && attempt.Directory() == shown->second.directory)
-          why = attempt.Hindrance();
-      }
-    }
-    return Hide(run, why);
-  }
+  if (newest == nullptr) return KeepOrHide(run, attempts);
   const std::string directory = newest->Directory();
   {
     MutexLock lock(mutex_);
@@ -253,41 +264,69 @@ void PeerService::ShowRun(const std::string& run, const std::vector<MemoryAttemp
     }
   }
   auto made = Caught([&] { return Show(*newest); });
+  if (!made) KeepOrHide(run, attempts);
   const std::string why = made ? "" : made.error().message;
-  std::optional<StepRecord> before;
+  std::map<std::string, Shown>::node_type before;  // goes outside of the lock
   {
     MutexLock lock(mutex_);
     if (made) {
-      const auto shown = shown_.find(run);
-      if (shown != shown_.end()) before = shown->second.record;
+      before = shown_.extract(run);
       shown_[run] = *made;
     }
     if (std::exchange(said_[run], why) == why && !why.empty()) return;
   }
   if (!made) return Warn(StrCat("memory step ", run, "/", newest->step, " is not shown: ", why));
   const StepRecord& record = made->record;
-  if (before && before->id != record.id) catalogue_.HideMemory(*before);
-  if (before && before->id != record.id) (void)hooks_.refresh(*before);
+  if (!before.empty() && before.mapped().record.id != record.id) {
+    catalogue_.HideMemory(before.mapped().record);
+    (void)hooks_.refresh(before.mapped().record);
+  }
   if (const Status shown = hooks_.refresh(record); !shown) Warn(shown.error().message);
   ForgetOlder(attempts, *newest);
+}
+
+void PeerService::KeepOrHide(const std::string& run, const std::vector<MemoryAttempt>& attempts) {
+  std::string why = "no node has it any more";
+  {
+    MutexLock lock(mutex_);
+    const auto shown = shown_.find(run);
+    if (shown == shown_.end()) return;
+    for (const MemoryAttempt& attempt : attempts) {
+      if (attempt.name.run != run || attempt.Directory() != shown->second.directory) continue;
+      if (attempt.is_protected()) return shown->second.root->Update(attempt);
+      why = attempt.Hindrance();
+    }
+  }
+  Hide(run, why);
+}
+
+std::string PeerService::ShownDirectory(const std::string& run) const {
+  MutexLock lock(mutex_);
+  const auto shown = shown_.find(run);
+  return shown == shown_.end() ? "" : shown->second.directory;
 }
 
 Result<PeerService::Shown> PeerService::Show(const MemoryAttempt& attempt) {
   PeerRoot::Places places{&shelf_, pool_, RootBelow(store_.storage(), "blobs"), Warn};
   CKPT_ASSIGN_OR_RETURN(auto root, PeerRoot::Open(attempt, std::move(places)));
-  CKPT_ASSIGN_OR_RETURN(MemoryStep step, StepOfMemory(root, store_));
+  std::vector<std::shared_ptr<const void>> said;
+  const KeptFiles::Say say = [&](const std::string& directory) {
+    said.push_back(hooks_.say(directory));
+    return Result<std::shared_ptr<const void>>(nullptr);
+  };
+  CKPT_ASSIGN_OR_RETURN(MemoryStep step, StepOfMemory(root, store_, say));
   CKPT_ASSIGN_OR_RETURN(StepRecord record, catalogue_.ShowMemory(std::move(step)));
-  return Shown{attempt.Directory(), std::move(record), std::move(root)};
+  return Shown{attempt.Directory(), std::move(record), std::move(root), std::move(said)};
 }
 
 void PeerService::Hide(const std::string& run, const std::string& why) {
-  StepRecord record;
+  std::map<std::string, Shown>::node_type shown;  // goes outside of the lock
   {
     MutexLock lock(mutex_);
-    auto shown = shown_.extract(run);
-    if (shown.empty()) return;
-    record = shown.mapped().record;
+    shown = shown_.extract(run);
   }
+  if (shown.empty()) return;
+  const StepRecord& record = shown.mapped().record;
   catalogue_.HideMemory(record);
   Warn(StrCat(run, "/memory/", record.id, " is lost: ", why));
   if (const Status told = hooks_.refresh(record); !told) Warn(told.error().message);
@@ -296,8 +335,13 @@ void PeerService::Hide(const std::string& run, const std::string& why) {
 void PeerService::ForgetOlder(const std::vector<MemoryAttempt>& attempts,
                               const MemoryAttempt& shown) {
   for (const MemoryAttempt& attempt : attempts) {
-    if (attempt.name.run != shown.name.run || !IsEarlier(attempt, shown)) continue;
-    for (const auto& [rank, held] : attempt.ranks) (void)shelf_.Remove(attempt.Directory(), rank);
+    if (attempt.name.run != shown.name.run) continue;
+    const std::string directory = attempt.Directory();
+    for (const auto& [rank, held] : attempt.ranks) {
+      const auto file = shelf_.Find(directory, rank);
+      if (file && (IsEarlier(attempt, shown) || IsLeftBehind(attempt, file->part(), shown)))
+        (void)shelf_.Remove(directory, rank);
+    }
   }
 }
 
@@ -309,8 +353,8 @@ Result<std::vector<ShownMemoryStep>> PeerService::Answer(const std::string& run)
   const auto shown = shown_.find(run);
   if (shown == shown_.end()) return steps;
   const StepRecord& record = shown->second.record;
-  steps.push_back({run, record.id, record.manifest, shown->second.directory, record.mtime_ns,
-                   record.iteration});
+  steps.push_back({shown->second.root->part().name, record.id, record.manifest,
+                   shown->second.directory, record.mtime_ns, record.iteration});
   return steps;
 }
 

@@ -69,6 +69,9 @@ class PeerService {
     std::string directory;
     StepRecord record;
     std::shared_ptr<PeerRoot> root;
+    // Directories of the store, said to collectors.  Not kept by the step: one that is open
+    // outlives who says them.
+    std::vector<std::shared_ptr<const void>> said;
   };
   PeerService(Store& store, StepCatalogue& catalogue, PeerRequest request, Hooks hooks);
   Status Begin(const Digest& node);
@@ -78,6 +81,9 @@ class PeerService {
   std::vector<MemoryAttempt> Look();
   void ShowRun(const std::string& run, const std::vector<MemoryAttempt>& attempts);
   Result<Shown> Show(const MemoryAttempt& attempt);
+  // The step that is shown stays while it is whole and protected.
+  void KeepOrHide(const std::string& run, const std::vector<MemoryAttempt>& attempts);
+  std::string ShownDirectory(const std::string& run) const;
   void Hide(const std::string& run, const std::string& why);
   // Room for newer ones: of what is older than a step that is shown nobody has need.
   void ForgetOlder(const std::vector<MemoryAttempt>& attempts, const MemoryAttempt& shown);

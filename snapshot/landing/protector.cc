@@ -21,16 +21,16 @@ void BeNice() { (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNi
 
 std::string TitleOf(const PreparedPart& part) { return StrCat(part.name.run, "/", part.step); }
 
-// Keeps a rate: sleeps after each piece for as long as it is ahead of it.
+// Keeps a rate: says after each piece until when it is ahead of it.
 class Pace {
  public:
   explicit Pace(uint64_t rate) : rate_(rate) {}
-  void Add(uint64_t bytes) {
+  std::chrono::steady_clock::time_point Add(uint64_t bytes) {
     sent_ += bytes;
-    if (rate_ == 0) return;
+    if (rate_ == 0) return begin_;
     const double seconds = static_cast<double>(sent_) / static_cast<double>(rate_);
-    std::this_thread::sleep_until(begin_ + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                               std::chrono::duration<double>(seconds)));
+    return begin_ + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                        std::chrono::duration<double>(seconds));
   }
   uint64_t sent() const { return sent_; }
   std::chrono::nanoseconds time() const { return std::chrono::steady_clock::now() - begin_; }
@@ -61,6 +61,12 @@ Protector::~Protector() {
 bool Protector::stopping() const {
   MutexLock lock(mutex_);
   return stopping_;
+}
+
+bool Protector::SleepUntil(Clock::time_point end) {
+  MutexLock lock(mutex_);
+  while (!stopping_ && Clock::now() < end) (void)moved_.WaitUntil(mutex_, end);
+  return !stopping_;
 }
 
 void Protector::Say(const std::string& line) const {
@@ -152,7 +158,13 @@ Result<Protector::Generation> Protector::Copy(Incoming incoming) {
       LetGo(made);
       return Fail(std::move(done).error());
     }
-    made.files[number] = options_.shelf->Find(part.Directory(), number);
+    PeerShelf::FilePtr shelved = options_.shelf->Find(part.Directory(), number);
+    if (!shelved || shelved->rank() != part.ranks.front()) {
+      LetGo(made);
+      return Fail(ErrorCode::kDataLoss,
+                  StrCat("rank ", number, ": its shelf does not hold the file that was saved"));
+    }
+    made.files[number] = std::move(shelved);
     made.part.ranks.push_back(part.ranks.front());
   }
   return made;
@@ -200,14 +212,16 @@ void Protector::SendAll() {
 }
 
 void Protector::Turn() {
-  for (Slots* slots : {&kept_, &flight_}) {  // of what is kept a holder may have gone
+  for (Slots* slots : {&older_, &kept_, &flight_}) {  // of what is kept a holder may have gone
     for (auto& [run, generation] : *slots) {
       if (Spread(generation) && !generation.told) Tell(generation);
     }
   }
   std::erase_if(flight_, [this](const auto& one) { return GivesWay(one.second); });
+  LetOlderGo();
   if (flight_.empty()) return;
   const auto attempts = options_.look();
+  LetOlderGo();
   for (auto at = flight_.begin(); at != flight_.end();) {
     const auto next = std::next(at);
     if (Settle(at->second, attempts)) flight_.erase(at);
@@ -307,10 +321,7 @@ bool Protector::SpreadRank(Generation& generation, uint32_t rank) {
 Status Protector::SendRank(const ShelfFile& file, const Digest& node) {
   Pace pace(options_.rate);
   const Status sent = options_.pool->Ask(node, [&](PeerClient& client) {
-    return client.Offer(file, [&](uint64_t bytes) {
-      pace.Add(bytes);
-      return !stopping();
-    });
+    return client.Offer(file, [&](uint64_t bytes) { return SleepUntil(pace.Add(bytes)); });
   });
   if (pace.sent() != 0) options_.pool->Sent(node, pace.sent(), pace.time());
   return sent;
@@ -340,21 +351,21 @@ bool Protector::Settle(Generation& flight, const std::vector<MemoryAttempt>& att
     return one.name.run == run && one.Directory() == directory;
   });
   if (mine != attempts.end() && mine->is_protected()) {
-    auto older = kept_.extract(run);
-    if (!older.empty()) LetGo(older.mapped());
     {
       MutexLock lock(mutex_);
       ++protected_;
       last_protected_ = TitleOf(flight.part);
       notes_.erase(run);
     }
-    kept_[run] = std::move(flight);
+    Keep(std::move(flight));
     return true;
   }
   std::string why;
   for (const MemoryAttempt& other : attempts) {
-    if (mine == attempts.end() || !IsEarlier(*mine, other) || other.name.job != mine->name.job)
+    if (mine == attempts.end() || other.name.job != mine->name.job ||
+        other.name.life != mine->name.life || !IsEarlier(*mine, other)) {
       continue;
+    }
     // A rank that has a later save and not this one never comes.
     for (const auto& [rank, held] : other.ranks) {
       if (!mine->ranks.contains(rank)) why = StrCat("rank ", rank, " went on without it");
@@ -372,6 +383,39 @@ bool Protector::Settle(Generation& flight, const std::vector<MemoryAttempt>& att
   ++passed_over_;
   notes_[run] = StrCat(TitleOf(flight.part), ": ", why);
   return true;
+}
+
+bool Protector::Shows(const Generation& generation) const {
+  return !options_.shown || options_.shown(generation.part.name.run) == generation.part.Directory();
+}
+
+void Protector::Keep(Generation flight) {
+  const std::string run = flight.part.name.run;
+  auto before = kept_.extract(run);
+  if (!before.empty()) {
+    const auto older = older_.find(run);
+    // One that was never shown itself goes, and what it was to replace stays.
+    if (older != older_.end() && !Shows(before.mapped())) {
+      LetGo(before.mapped());
+    } else {
+      if (older != older_.end()) LetGo(older->second);
+      older_[run] = std::move(before.mapped());
+    }
+  }
+  kept_[run] = std::move(flight);
+  LetOlderGo();
+}
+
+void Protector::LetOlderGo() {
+  for (auto at = older_.begin(); at != older_.end();) {
+    const auto next = std::next(at);
+    const auto kept = kept_.find(at->first);
+    if (kept == kept_.end() || Shows(kept->second)) {
+      LetGo(at->second);
+      older_.erase(at);
+    }
+    at = next;
+  }
 }
 
 void Protector::LetGo(const Generation& generation) {

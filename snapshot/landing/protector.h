@@ -6,7 +6,9 @@
 // scheme says.
 //
 //   incoming ---copied---> ready ---sent---> flight ---whole, all protected---> kept
+//                                                     kept ---not shown yet ---> older
 //
+// The mount goes on showing an older save while the one that is kept cannot be shown.
 // Of each run one save is in flight; the newest of those that come meanwhile is ready, the others
 // are passed over.  A save in flight of which other nodes have passed over their part gives way.
 //
@@ -46,6 +48,9 @@ struct ProtectorOptions {
   PeerPool* pool = nullptr;
   // What all nodes hold now, after this daemon's mount shows what it can of that.
   std::function<std::vector<MemoryAttempt>()> look;
+  // The directory of the save of that run which the mount shows; empty: none.  Absent: what is
+  // protected is shown.
+  std::function<std::string(const std::string& run)> shown = {};
   // The time of a save of that run and job (Store::SaveTimeOf).
   std::function<int64_t(const std::string& run, const std::string& job)> time_of;
   uint64_t rate = 0;  // of what is sent to one peer; 0: as fast as the link takes it
@@ -98,9 +103,16 @@ class Protector {
   void Tell(Generation& generation);
   // What becomes of the save in flight; false if that is not known yet.
   bool Settle(Generation& flight, const std::vector<MemoryAttempt>& attempts);
+  // Keeps a save that is protected, and what is shown until this one is.
+  void Keep(Generation flight);
+  bool Shows(const Generation& generation) const;
+  // Older saves go once the mount shows what took their place.
+  void LetOlderGo();
   void LetGo(const Generation& generation);
   void Note(const std::string& run, std::string what);
   bool stopping() const;
+  // False if this is ending, which does not wait.
+  bool SleepUntil(Clock::time_point end);
   void Say(const std::string& line) const;
 
   const ProtectorOptions options_;
@@ -116,6 +128,7 @@ class Protector {
   bool stopping_ GUARDED_BY(mutex_) = false;
   Slots flight_;           // the sender's
   Slots kept_;             // the sender's
+  Slots older_;            // the sender's: shown still, where what is kept is not
   std::string said_full_;  // the copier's: the last line about a shelf that is full
   std::thread copier_;
   std::thread sender_;

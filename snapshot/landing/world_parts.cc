@@ -325,6 +325,8 @@ Result<std::optional<AttemptNews>> WorldParts::NewsOf(Pending& pending) {
     if (!all) return commit.Glance(pending.name);
     pending.next_look = pending.turns + std::min(pending.turns, +Pending::kMostTurns);
     CKPT_ASSIGN_OR_RETURN(publish, commit.IsOurTurn(pending.name));
+    // Daemons before this one do not get on with it; the result is the same whoever publishes.
+    publish = publish || Late(pending.first);
   }
   return commit.Look(pending.name, publish);
 }

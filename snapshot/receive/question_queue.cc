@@ -13,6 +13,21 @@ void QuestionQueue::Add(PartAgain question) {
   queue.push_back(std::move(question));
 }
 
+std::vector<AttemptName> QuestionQueue::ForgetOver(uint64_t asker) {
+  std::vector<AttemptName> over;
+  const auto at = of_.find(asker);
+  if (at == of_.end()) return over;
+  std::erase_if(at->second, [&](const PartAgain& question) {
+    if (question.over) over.push_back(question.name);
+    return question.over;
+  });
+  if (at->second.empty()) {
+    of_.erase(at);
+    std::erase(order_, asker);
+  }
+  return over;
+}
+
 void QuestionQueue::Count(Time now) {
   if (now <= counted_) return;
   credit_ = std::min(kMostCredit, credit_ + (now - counted_) / kShare);

@@ -14,6 +14,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "snapshot/receive/rank_session.h"
 
@@ -26,6 +27,9 @@ class QuestionQueue {
 
   explicit QuestionQueue(Time now) : counted_(now) {}
   void Add(PartAgain question);
+  // Forgets an asker's questions about saves that are over, and returns these: nobody else waits
+  // for the answers.
+  std::vector<AttemptName> ForgetOver(uint64_t asker);
   bool empty() const { return order_.empty(); }
   // Returns when the next question may be looked for; now or earlier: at once.  REQUIRES: !empty().
   Time Due(Time now);

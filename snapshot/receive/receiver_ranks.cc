@@ -154,6 +154,13 @@ void Receiver::State::Greeted(RankSession& session) {
 
 void Receiver::State::Forget(RankSession& session) {
   by_number.erase(session.number());
+  {
+    MutexLock guard(mutex);
+    for (const AttemptName& name : questions.ForgetOver(session.number())) {
+      looked_for.erase(looked_for.find(name));
+      unspread.insert(name);
+    }
+  }
   const auto job = of_job.find({session.run(), session.job()});
   if (job != of_job.end()) {
     job->second.erase(&session);

@@ -3,6 +3,7 @@
 #include "snapshot/trainer/capture.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
@@ -106,17 +107,40 @@ std::span<const std::byte> BytesOf(const Placed& one) {
   return {one.from, *ByteCount(one.tensor->entry.shape, one.tensor->entry.dtype)};
 }
 
+// Where durable saves have the tensors, by their addresses.  A file stays as long as one of its
+// tensors is needed, so files of which less than a quarter would be used are left out.
+std::map<const Placed*, std::string> KeptOf(const std::vector<Placed>& placed,
+                                            const KeptTensors& known) {
+  std::map<const Placed*, std::string> kept;
+  std::map<std::string, uint64_t> used, sizes;  // by place
+  for (const Placed& one : placed) {
+    if (!MayBeKept(one)) continue;
+    const auto place = known.Find(one.tensor->entry, BytesOf(one));
+    if (!place) continue;
+    used[place->directory] += BytesOf(one).size();
+    sizes[place->directory] = place->file_bytes;
+    kept[&one] = place->directory;
+  }
+  std::erase_if(kept, [&](const auto& one) { return used[one.second] < sizes[one.second] / 4; });
+  return kept;
+}
+
 // Takes out the tensors that durable saves have; says where these are, by key.
 Json TakeKept(std::vector<Placed>& placed, const KeptTensors& known) {
   Json kept = Json::object();
-  std::erase_if(placed, [&](const Placed& one) {
+  std::vector<Placed> left;
+  const std::map<const Placed*, std::string> places = KeptOf(placed, known);
+  for (const Placed& one : placed) {
     const SafetensorsEntry& entry = one.tensor->entry;
-    const auto place = MayBeKept(one) ? known.Find(entry, BytesOf(one)) : std::nullopt;
-    if (!place) return false;
+    const auto place = places.find(&one);
+    if (place == places.end()) {
+      left.push_back(one);
+      continue;
+    }
     kept[entry.name] = {
-        {"place", *place}, {"dtype", SafetensorsName(entry.dtype)}, {"shape", entry.shape}};
-    return true;
-  });
+        {"place", place->second}, {"dtype", SafetensorsName(entry.dtype)}, {"shape", entry.shape}};
+  }
+  placed = std::move(left);
   return kept;
 }
 

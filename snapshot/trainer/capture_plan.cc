@@ -61,6 +61,7 @@ std::string MembersOf(const StatePart& part) {
     members += StrCat(",\"flat\":", RangeOf((*part.flat)[0], (*part.flat)[1], all));
   }
   if (part.local_shape) members += StrCat(",\"local_shape\":", Json(*part.local_shape).dump());
+  if (!part.order.empty()) members += StrCat(",\"order\":", Json(part.order).dump());
   return members;
 }
 

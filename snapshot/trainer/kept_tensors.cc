@@ -6,6 +6,11 @@
 #include <utility>
 
 namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMostWhole = 1024;
+
+}  // namespace
 
 std::string HeadOf(std::span<const std::byte> bytes) {
   const auto head = bytes.first(std::min(bytes.size(), kHeadBytes));
@@ -27,13 +32,14 @@ void TensorDigests::Take(uint64_t begin, std::span<const std::byte> bytes) {
   }
 }
 
-std::optional<std::string> KeptTensors::Find(const SafetensorsEntry& entry,
-                                             std::span<const std::byte> now) const {
+std::optional<KeptTensors::Place> KeptTensors::Find(const SafetensorsEntry& entry,
+                                                    std::span<const std::byte> now) const {
   Held held;
   {
     MutexLock lock(mutex_);
     const auto found = held_.find(entry.name);
-    if (found == held_.end() || !found->second.IsLike(entry) || !found->second.digest) return {};
+    if (rest_ > 0 || found == held_.end()) return {};
+    if (!found->second.IsLike(entry) || !found->second.digest) return {};
     if (found->second.head != HeadOf(now)) return {};
     for (const auto& [attempt, pending] : pending_) {
       if (!pending.kept.contains(entry.name)) return {};
@@ -51,9 +57,9 @@ bool KeptTensors::IsWanted(const SafetensorsEntry& entry, std::string_view head)
 }
 
 void KeptTensors::Begin(uint64_t attempt, std::shared_ptr<const TensorDigests> digests,
-                        std::set<std::string> kept) {
+                        std::set<std::string> kept, uint64_t bytes) {
   MutexLock lock(mutex_);
-  pending_[attempt] = {std::move(digests), std::move(kept)};
+  pending_[attempt] = {std::move(digests), std::move(kept), bytes};
 }
 
 void KeptTensors::Durable(uint64_t attempt, const std::string& place) {
@@ -61,12 +67,15 @@ void KeptTensors::Durable(uint64_t attempt, const std::string& place) {
   const auto node = pending_.extract(attempt);
   if (node.empty() || attempt < last_) return;
   last_ = attempt;
+  if (!node.mapped().kept.empty()) pause_ = 1;
+  if (node.mapped().kept.empty() && rest_ > 0) --rest_;
   std::map<std::string, Held> held;
   for (const std::string& key : node.mapped().kept) {
     if (auto there = held_.extract(key); !there.empty()) held.insert(std::move(there));
   }
   for (const TensorDigests::One& one : node.mapped().digests->all()) {
-    held[one.entry.name] = {one.entry.dtype, one.entry.shape, one.head, one.digest, place};
+    held[one.entry.name] = {one.entry.dtype, one.entry.shape, one.head, one.digest,
+                            Place{place, node.mapped().bytes}};
   }
   held_ = place.empty() ? std::map<std::string, Held>() : std::move(held);
 }
@@ -79,7 +88,10 @@ void KeptTensors::Forget(uint64_t attempt) {
 void KeptTensors::Refused(uint64_t attempt) {
   MutexLock lock(mutex_);
   const auto node = pending_.extract(attempt);
-  if (!node.empty() && !node.mapped().kept.empty()) held_.clear();
+  if (node.empty() || node.mapped().kept.empty()) return;
+  held_.clear();
+  rest_ = pause_;
+  pause_ = std::min(2 * pause_, kMostWhole);
 }
 
 }  // namespace ckptfs

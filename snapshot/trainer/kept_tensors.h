@@ -59,24 +59,28 @@ class TensorDigests {
 
 class KeptTensors {
  public:
-  // The directory that the newest durable save has the tensor in, if with just the bytes `now`.
+  struct Place {
+    std::string directory;    // of a durable save
+    uint64_t file_bytes = 0;  // of the rank's file there
+  };
+  // Where the newest durable save has the tensor, if with just the bytes `now`.
   // Nothing if a save that is under way writes it anew: that one may be the newest durable one
   // by the time that this is stored, and the only one that is not removed.
-  std::optional<std::string> Find(const SafetensorsEntry& entry,
-                                  std::span<const std::byte> now) const;
+  std::optional<Place> Find(const SafetensorsEntry& entry, std::span<const std::byte> now) const;
   // True if a digest of the tensor could be of use at the next save: nothing is known of it, or
   // it begins as it did at the last one.
   bool IsWanted(const SafetensorsEntry& entry, std::string_view head) const;
 
-  // Remembers a save until it is over.  `kept`: the keys for which its file names earlier ones.
+  // Remembers a save until it is over.  `kept`: the keys for which its file names earlier ones;
+  // `bytes`: its size.
   void Begin(uint64_t attempt, std::shared_ptr<const TensorDigests> digests,
-             std::set<std::string> kept);
+             std::set<std::string> kept, uint64_t bytes);
   // The save is durable, its files lie in `place` (empty: nobody knows where).
   void Durable(uint64_t attempt, const std::string& place);
   // The save was dropped.
   void Forget(uint64_t attempt);
-  // The daemon dropped it.  If it named earlier ones these may have gone: nothing is kept any
-  // more, and the next save writes all.
+  // The daemon dropped it.  If it named earlier ones these may have gone, or another daemon cannot
+  // read them: the next saves write all, twice as many each time until one that names some lasts.
   void Refused(uint64_t attempt);
 
  private:
@@ -85,7 +89,7 @@ class KeptTensors {
     Shape shape;
     std::string head;
     std::optional<Digest> digest;
-    std::string place;
+    Place place;
     bool IsLike(const SafetensorsEntry& entry) const {
       return dtype == entry.dtype && shape == entry.shape;
     }
@@ -93,11 +97,14 @@ class KeptTensors {
   struct Pending {
     std::shared_ptr<const TensorDigests> digests;
     std::set<std::string> kept;
+    uint64_t bytes = 0;
   };
   mutable Mutex mutex_;
   std::map<std::string, Held> held_ GUARDED_BY(mutex_);  // by the newest durable save; by key
   std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
-  uint64_t last_ GUARDED_BY(mutex_) = 0;  // the newest durable attempt
+  uint64_t last_ GUARDED_BY(mutex_) = 0;   // the newest durable attempt
+  uint64_t rest_ GUARDED_BY(mutex_) = 0;   // saves that are still to be written whole
+  uint64_t pause_ GUARDED_BY(mutex_) = 1;  // as many after the next refusal
 };
 
 std::string HeadOf(std::span<const std::byte> bytes);

@@ -47,7 +47,10 @@ void SnapshotWriter::State::Say(std::string line) {
 
 void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::string& text) {
   const auto found = outcomes.find(attempt);
-  if (found == outcomes.end() || found->second.fate != Fate::kUnderWay) return;
+  if (found == outcomes.end() || found->second.fate != Fate::kUnderWay) {
+    kept.Forget(attempt);  // another rank may have dropped it before it was begun there
+    return;
+  }
   found->second.fate = fate;
   --status.under_way;
   if (fate == Fate::kDurable) {
@@ -248,7 +251,7 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world, &kept));
   job.digests = std::make_shared<TensorDigests>(job.file.TakeDigests());
-  kept.Begin(job.attempt, job.digests, job.file.kept());
+  kept.Begin(job.attempt, job.digests, job.file.kept(), job.file.bytes());
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   job.proof.Begin(job.file);

@@ -119,6 +119,18 @@ def test_states_with_names_of_ours_are_left_out_alone(ckptfs, tmp_path):
     assert "left out: the key 'optim.state.body.weight." in said and 'and 2 more' in said
 
 
+def test_a_live_name_is_not_joined_with_a_weight_that_has_states_of_its_own(ckptfs, tmp_path):
+    model, optimizer = trained(lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-2))
+    states = get_optimizer_state_dict(model, optimizer)
+    states['state']['module.body.weight'] = {'exp_avg': torch.rand(6, 8), 'own': torch.rand(6, 8)}
+    step = tmp_path / 'run' / 'step-2'
+    dcp.save({'model': model.state_dict(), 'optim': states}, checkpoint_id=step, no_dist=True)
+    got, _, said = shown(ckptfs, step, tmp_path / 'out')
+    assert torch.equal(got['exp_avg/body.weight'], states['state']['body.weight']['exp_avg'])
+    assert not any(name.startswith('own/') for name in got)
+    assert "left out: the key 'optim.state.module.body.weight." in said and 'and 1 more' in said
+
+
 def test_states_of_a_partition_that_are_not_flat_are_left_out_alone(ckptfs, tmp_path):
     """A ZeRO optimizer's: shorter ones (absmax of 8-bit blocks), and a low-bit tensor."""
     shutil.copytree(GOLDEN, tmp_path / 'run')
@@ -127,6 +139,9 @@ def test_states_of_a_partition_that_are_not_flat_are_left_out_alone(ckptfs, tmp_
         saved = torch.load(file, weights_only=False)
         for state in saved['optimizer_state_dict']['base_optimizer_state']['state'].values():
             state['absmax'] = torch.rand(3)
+            state['weight'] = torch.zeros_like(state['exp_avg'])
+            state['master'] = torch.ones_like(state['exp_avg'])
+            state['grad'] = 1.0
             state['low'] = LowBit(torch.zeros_like(state['exp_avg'], dtype=torch.uint8), torch.ones(1))
         torch.save(saved, file)
     before = shown(ckptfs, GOLDEN, tmp_path / 'before')
@@ -134,6 +149,8 @@ def test_states_of_a_partition_that_are_not_flat_are_left_out_alone(ckptfs, tmp_
     assert files and set(got) == set(before[0]) and all(torch.equal(got[k], t) for k, t in before[0].items())
     assert all(torch.equal(weights[k], t) for k, t in before[1].items())
     assert "optimizer state 'absmax' of group 0" in said and "optimizer state 'low' of group 0" in said
+    line, = [line for line in said.splitlines() if 'a name that ckptfs uses for something else' in line]
+    assert "optimizer state 'weight' of group 0 and" in line
 
 
 @pytest.mark.parametrize('which', ['transformers', 'torch'])

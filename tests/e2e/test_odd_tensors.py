@@ -48,10 +48,19 @@ def as_they_are(file):
 
 def all_held(ckptfs):
     """The tensors of each step's only rank."""
-    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
-    for step in os.listdir(folder):
-        with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
-            yield dict(as_they_are(file))
+    blobs = os.path.join(ckptfs.store, 'blobs')
+    for step in os.listdir(os.path.join(blobs, 'snapshots')):
+        yield held_in(blobs, f'snapshots/{step}')
+
+
+def held_in(blobs, place):
+    """The tensors of the rank's file there, those that earlier files keep for it included."""
+    with safe_open(os.path.join(blobs, place, 'rank-00000.safetensors'), 'pt') as file:
+        found = dict(as_they_are(file))
+        kept = json.loads(file.metadata()['ckptfs.rank_file']).get('kept', {})
+    for key, one in kept.items():
+        found[key] = held_in(blobs, one['place'])[key]
+    return found
 
 
 def held(ckptfs):

@@ -435,4 +435,4 @@ def test_without_its_own_file_it_is_no_strategys(ckptfs, job):
     step = os.path.join(ckptfs.mount(), 'run', 'bare', 'step', 'mine.ckpt')
     assert not os.path.exists(f'{step}/view/tp1/lightning')
     with open(f'{step}/view/tp1/info.json', encoding='utf-8') as f:
-        assert 'no meta.pt' in f.read()
+        assert 'meta.pt is missing' in f.read()

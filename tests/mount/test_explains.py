@@ -153,7 +153,7 @@ def test_errors_as_json(ckptfs, source, store):
     ('warm tp2dp4', 'tp2_dp4?'), ('completions tcsh', 'bash, zsh or fish'),
     ('mount --adpot /x /m', '--adopt?'), ('export --outptu X', 'export'), ('map --outptu x.svg tp2', '--output?'),
     ('info --familly x /x', '--family?'), ('export --thread 2', '--threads?'), ('gc --keep-lats=3', '--keep-last?'),
-    ('--stroe /x list', '--store?'), ('--json list', 'behind the command')])
+    ('--stroe /x list', '--store?'), ('--json list', 'options follow the command')])
 def test_what_was_meant_is_told(ckptfs, words, meant):
     code, _, said = rc(ckptfs, *words.split())
     assert code == 2 and meant in said
@@ -161,7 +161,7 @@ def test_what_was_meant_is_told(ckptfs, words, meant):
 
 @pytest.mark.parametrize('words, message', [
     (['map', 'xx', '--json'], "layout token 'xx'"),
-    (['explain', 'tp2.0', '--json'], "'tp' is followed by a whole number"),
+    (['explain', 'tp2.0', '--json'], "'tp' must be followed by a whole number"),
     (['gc', '--keep-last', '-1', '--json'], '--keep-last'),
     (['nothing', '--json'], "no command 'nothing'"),
     (['list', '--json', '--nothing'], "'--nothing'"),

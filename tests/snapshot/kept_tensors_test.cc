@@ -72,7 +72,7 @@ class KeptTensorsTest : public testing::Test {
     for (size_t at = 0; at < all.size(); at += kHandedBytes) {
       digests->Take(at, all.subspan(at, std::min(kHandedBytes, all.size() - at)));
     }
-    kept_.Begin(step, digests, file->kept());
+    kept_.Begin(step, digests, file->kept(), file->bytes());
     written_ = bytes->size();
     return Received(step, std::move(bytes));
   }
@@ -155,6 +155,53 @@ class KeptTensorsTest : public testing::Test {
   uint64_t written_ = 0;
   char seed_ = 0;
 };
+
+TEST_F(KeptTensorsTest, SavesAreWrittenWholeAfterARefusalTwiceAsManyEachTime) {
+  Save(1);
+  uint64_t step = 2;
+  for (const int whole : {1, 2, 4}) {
+    Train();
+    HandOver(step);
+    EXPECT_LT(written_, 2 * kBaseBytes) << "it names the base";
+    kept_.Refused(step++);
+    for (int i = 0; i < whole; ++i) {
+      Train();
+      Save(step++);
+      EXPECT_GT(written_, 2 * kBaseBytes);
+    }
+  }
+}
+
+TEST_F(KeptTensorsTest, AFileOfWhichLittleWouldBeUsedIsNotNamed) {
+  std::string small(kLeastKept, 's'), large(8 * kLeastKept, 'a');
+  const auto captured = [&] {
+    Capture capture;
+    for (std::string* each : {&small, &large}) {
+      CapturedTensor tensor;
+      tensor.parameter = each == &small ? "small" : "large";
+      tensor.kind = "weight";
+      tensor.shape = {each->size() / 4};
+      tensor.from = reinterpret_cast<const std::byte*>(each->data());
+      capture.tensors.push_back(std::move(tensor));
+    }
+    return capture;
+  };
+  auto first = CaptureFile::Make(captured(), 0, 1, &kept_);
+  ASSERT_TRUE(first) << first.error().message;
+  std::string bytes(first->bytes(), '\0');
+  for (const CopyRun& run : first->Runs(0, first->bytes(), false)) {
+    std::memcpy(bytes.data() + run.at, run.from, run.bytes);
+  }
+  auto digests = std::make_shared<TensorDigests>(first->TakeDigests());
+  digests->Take(0, std::as_bytes(std::span(bytes)));
+  kept_.Begin(1, digests, {}, first->bytes());
+  kept_.Durable(1, "snapshots/first");
+  const auto same = CaptureFile::Make(captured(), 0, 1, &kept_);
+  EXPECT_EQ(same->kept().size(), 2u);
+  large[0] = 'b';
+  const auto changed = CaptureFile::Make(captured(), 0, 1, &kept_);
+  EXPECT_TRUE(changed->kept().empty());
+}
 
 TEST_F(KeptTensorsTest, WhatDidNotChangeIsNotWrittenAgain) {
   std::vector<StepRecord> records;

@@ -64,8 +64,18 @@ class ProtectorTest : public testing::Test {
       shelves[{9, 9}] = mine_->List();
       return AttemptsOn(shelves);
     };
+    options.shown = [this](const std::string& run) -> std::string {
+      const auto attempts = AttemptsOn({{{9, 9}, mine_->List()}});
+      const MemoryAttempt* newest = nullptr;
+      for (const MemoryAttempt& attempt : attempts) {
+        if (attempt.name.run != run || attempt.step == hidden_) continue;
+        if (newest == nullptr || IsEarlier(*newest, attempt)) newest = &attempt;
+      }
+      return newest == nullptr ? "" : newest->Directory();
+    };
     options.time_of = [](const std::string&, const std::string&) { return 1000; };
     options.turn = milliseconds(5);
+    options.rate = rate_;
     options.log = [this](std::string_view) { ++lines_; };
     protector_ = std::make_unique<Protector>(std::move(options));
   }
@@ -93,11 +103,13 @@ class ProtectorTest : public testing::Test {
   }
 
   std::atomic<int> lines_{0};
+  std::atomic<uint64_t> hidden_{0};  // the step that cannot be shown
   TcpTransport tcp_{{.patience = milliseconds(1000)}};
   std::shared_ptr<LinkFaults> faults_ = std::make_shared<LinkFaults>();
   std::shared_ptr<FaultyTransport> faulty_ = std::make_shared<FaultyTransport>(tcp_, faults_);
   ServedShelf one_{IdentityOf(1)};
   ServedShelf two_{IdentityOf(2)};
+  uint64_t rate_ = 0;
   std::unique_ptr<PeerShelf> mine_;
   std::unique_ptr<PeerPool> pool_;
   std::unique_ptr<Protector> protector_;
@@ -190,6 +202,39 @@ TEST_F(ProtectorTest, AHolderThatGoesIsReplaced) {
   ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0); }));
   Peers({&two_});
   EXPECT_TRUE(Becomes([&] { return Holds(two_, 7, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, AStepThatIsShownStaysUntilTheNextOneIs) {
+  hidden_ = 8;
+  Start();
+  Peers({&one_});
+  Arena first(BytesOfSeed(1, 300'000)), second(BytesOfSeed(2, 300'000)),
+      third(BytesOfSeed(3, 300'000));
+  Save(7, {&first}, 1);
+  ASSERT_TRUE(Becomes([&] {
+    return protector_->StatusJson().find("last_protected\":\"run/7") != std::string::npos;
+  }));
+  Save(8, {&second}, 1);
+  ASSERT_TRUE(Becomes([&] {
+    return protector_->StatusJson().find("last_protected\":\"run/8") != std::string::npos;
+  }));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_TRUE(Holds(one_, 7, 0) && Holds(one_, 8, 0));
+  Save(9, {&third}, 1);
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 9, 0) && one_.shelf.List().size() == 1; }))
+      << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, ASlowRateDoesNotHoldUpTheEnd) {
+  rate_ = 1000;
+  Start();
+  Peers({&one_});
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] { return one_.server->received_bytes() != 0; }));
+  const auto begin = std::chrono::steady_clock::now();
+  protector_.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
 }
 
 // The other rank, on another node, went on to the next save.

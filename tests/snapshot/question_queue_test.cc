@@ -34,6 +34,26 @@ TEST(QuestionQueueTest, AskersAreAnsweredInTurn) {
   EXPECT_TRUE(queue.empty());
 }
 
+TEST(QuestionQueueTest, WhoLeavesTakesQuestionsAboutOverSavesAlong) {
+  const QuestionQueue::Time now{};
+  QuestionQueue queue(now);
+  for (uint64_t step = 0; step < 3; ++step) {
+    queue.Add(Question(1, step));
+    queue.Add(Question(2, step));
+  }
+  PartAgain over = Question(1, 5);
+  over.over = true;
+  over.name.attempt = 9;
+  queue.Add(over);
+  const auto forgotten = queue.ForgetOver(1);
+  ASSERT_EQ(forgotten.size(), 1u);
+  EXPECT_EQ(forgotten[0].attempt, 9u);
+  EXPECT_TRUE(queue.ForgetOver(3).empty());
+  size_t left = 0;
+  while (queue.Next(now)) ++left;
+  EXPECT_EQ(left, 6u);
+}
+
 TEST(QuestionQueueTest, LooksTakeAQuarterOfTheTime) {
   QuestionQueue::Time now{};
   QuestionQueue queue(now);

@@ -286,7 +286,7 @@ TEST(RankFilesTest, PartsThatAreNotTheStateOnceAreRefused) {
 
 TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].parameters[0].role = "frozen"; }),
-              HasSubstr("its roles differ"));
+              HasSubstr("another role on rank 1"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].tensors[3] = Pickle("g", kArgs); }),
               HasSubstr("other hyper-parameters"));
   EXPECT_THAT(ShardedRefusal([](auto& r) {
@@ -448,7 +448,31 @@ TEST(RankFilesTest, AnOrderNamesEachDimensionOnce) {
   EXPECT_THAT(ordered("[4,2]", "[1,0]", "", "2"), HasSubstr("version 2 has no 'order'"));
   const std::string piece = R"(,"pieces":[{"box":[[0,4],[0,2]],"at":[0,0]}])";
   EXPECT_EQ(ordered("[4,2]", "[1,0]", piece), "none");
-  EXPECT_THAT(ordered("[4,2]", "[0,1]", piece), HasSubstr("leaves the tensor's 2"));
+  EXPECT_THAT(ordered("[4,2]", "[0,1]", piece), HasSubstr("beyond the tensor's 2"));
+}
+
+// Square rows that lie turned have the extents of rows that do not: the order alone tells them
+// apart.
+TEST(RankFilesTest, RowsThatLieTurnedAreReadTurned) {
+  std::vector<Capture> ranks(2);
+  for (uint64_t rank = 0; rank < 2; ++rank) {
+    CapturedTensor tensor = StateOf("w", "weight", {4, 4});
+    tensor.part.emplace();
+    tensor.part->shape = {8, 4};
+    tensor.part->pieces = {{{4 * rank, 0}, {4 * rank + 4, 4}, {0, 0}}};
+    tensor.part->order = {1, 0};
+    ranks[rank].step = 7;
+    ranks[rank].tensors = {tensor};
+    ranks[rank].parameters = {{"w", "frozen"}};
+  }
+  const auto model = Read(std::move(ranks));
+  ASSERT_TRUE(model) << model.error().message;
+  const Atom& weight = model->atom(*model->FindAtom(ParameterIndex{0}, "weight"));
+  ASSERT_EQ(weight.source.gathers.at(0).locals.size(), 2u);
+  for (const LocalTensor& local : weight.source.gathers.at(0).locals) {
+    ASSERT_EQ(local.pieces.size(), 1u);
+    EXPECT_EQ(local.pieces[0].local_strides, (std::vector<uint64_t>{1, 4}));
+  }
 }
 
 TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {

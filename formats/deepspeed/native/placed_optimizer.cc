@@ -10,6 +10,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/state/state_fit.h"
 #include "formats/deepspeed/native/momenta.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/whole_states.h"
@@ -371,21 +372,35 @@ Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
   return {};
 }
 
+// Leaves out the states of a fused group that cannot be cut like its master.
+void LeaveOutOfFused(size_t group, PartitionStates& states, StepModel& header) {
+  const auto leave = [&](std::string_view name, std::string why) {
+    LeaveOut(header, {LeftOutPart::kOptimizer,
+                      StrCat("optimizer state '", name, "' of group ", group), std::move(why), ""});
+    return true;
+  };
+  std::erase_if(states.flat, [&](const NamedTensor& entry) {
+    if (IsOurs(entry.name)) return leave(entry.name, std::string(kNameOfOurs));
+    if (entry.tensor.shape() == states.master->shape()) return false;
+    return leave(entry.name, StrCat("its shape ", ShapeToString(entry.tensor.shape()),
+                                    " is not that of the group's flat master, ",
+                                    ShapeToString(states.master->shape())));
+  });
+  std::erase_if(states.scalars, [&](const NamedScalar& entry) {
+    return IsOurs(entry.name) && leave(entry.name, std::string(kNameOfOurs));
+  });
+  for (const std::string& name : states.opaque) {
+    if (std::ranges::find(states.nothing, name) != states.nothing.end()) continue;
+    leave(name, "it is neither a plain tensor nor a number");
+  }
+}
+
 // Stage 0, one flat tensor per group and kind: a group of ZeRO on one rank.
 Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
   const std::string& file = placing.parsed.model(group.mp).file;
   PartitionStates states = StatesOf(optimizer, static_cast<int64_t>(group.number));
   states.master = optimizer.flat_masters[group.number];
-  std::erase_if(states.flat, [&](const NamedTensor& entry) {
-    if (entry.tensor.shape() == states.master->shape()) return false;
-    LeaveOut(placing.header, {LeftOutPart::kOptimizer,
-                              StrCat("optimizer state '", entry.name, "' of group ", group.number),
-                              StrCat("its shape ", ShapeToString(entry.tensor.shape()),
-                                     " is not that of the group's flat master, ",
-                                     ShapeToString(states.master->shape())),
-                              ""});
-    return true;
-  });
+  LeaveOutOfFused(group.number, states, placing.header);
   return PlaceFlat(FlatGroup{group, {{&file, &states}}, {}, {}, false}, placing);
 }
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <set>
 
@@ -67,6 +68,8 @@ TEST(MemoryAttempts, SavesOfOneLifeAreOrderedByTheirNumberWhateverClocksSay) {
   EXPECT_FALSE(IsEarlier(late, early));
   late.name.life = {2, 2};
   EXPECT_TRUE(IsEarlier(late, early)) << "of another life: by time";
+  late.mtime_ns = 0;
+  EXPECT_FALSE(IsEarlier(late, early)) << "it has no time yet";
 }
 
 // Two ranks: the first on the own shelf and on a peer, the second on two peers.
@@ -138,6 +141,46 @@ TEST_F(PeerRootTest, APeerThatGoesIsReplacedByAnotherThenByTheStore) {
   ASSERT_TRUE(store_->PublishIfAbsent(part(1).PathOf(1), bytes));
   EXPECT_EQ(Read(**root, 1, 0, 2'700'000), bytes_[1]);
   EXPECT_EQ(Read(**root, 0, 0, 100), bytes_[0].substr(0, 100)) << "its own copy is there";
+}
+
+TEST_F(PeerRootTest, APoolThatIsStoppedAsksAgainWhenItGoesOn) {
+  const auto root = Open();
+  ASSERT_TRUE(root);
+  pool_->Stop();
+  EXPECT_EQ(Read(**root, 1, 0, 100), ErrorCodeName(ErrorCode::kDataLoss));
+  EXPECT_TRUE(pool_->ListAll().empty());
+  pool_->Resume();
+  EXPECT_EQ(Read(**root, 1, 0, 100), bytes_[1].substr(0, 100));
+  EXPECT_EQ(lines_, "");
+}
+
+// It takes questions and never answers.
+TEST(PeerPoolTest, StopEndsAQuestionToASilentPeer) {
+  TcpTransport tcp;
+  auto listener = tcp.Listen("127.0.0.1");
+  ASSERT_TRUE(listener);
+  std::promise<void> was_asked;
+  auto silent = std::async(std::launch::async, [&] {
+    auto link = (*listener)->Accept();
+    (void)AnswerPeer(**link, IdentityOf(1));
+    (void)(*link)->Receive(kMaxPeerText, std::chrono::seconds(5));
+    was_asked.set_value();
+    (void)(*link)->Receive(kMaxPeerText, std::chrono::seconds(20));
+  });
+  PeerPool pool(std::make_shared<TcpTransport>(), IdentityOf(9), {});
+  pool.Set({{{1, 1}, (*listener)->address(), "one", ""}});
+  auto asked = std::async(std::launch::async, [&] {
+    return pool.Ask({1, 1}, [](PeerClient& client) -> Status {
+      CKPT_RETURN_IF_ERROR(client.Show("run"));  // which may take thirty seconds
+      return {};
+    });
+  });
+  was_asked.get_future().wait();
+  const auto begin = std::chrono::steady_clock::now();
+  pool.Stop();
+  EXPECT_FALSE(asked.get());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  silent.get();
 }
 
 TEST_F(PeerRootTest, AChangedByteIsNeverGivenOut) {

@@ -85,6 +85,26 @@ TEST(Peers, AStrangerSaysNothingElse) {
   }
 }
 
+TEST(Peers, StrangersDoNotTakeAllLinks) {
+  ServedShelf there(IdentityOf(1));
+  auto known = there.Connect(IdentityOf(2));
+  ASSERT_TRUE(known);
+  std::vector<std::unique_ptr<PeerLink>> strangers;
+  for (int i = 0; i < 40; ++i) {
+    auto link = there.tcp.Connect(there.server->address());
+    ASSERT_TRUE(link);
+    strangers.push_back(*std::move(link));
+  }
+  EXPECT_FALSE(there.Connect(IdentityOf(3))) << "links in a greeting are counted";
+  EXPECT_LE(there.server->links(), 33u);
+  EXPECT_TRUE((*known)->List());
+  strangers.clear();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!there.Connect(IdentityOf(3)) && std::chrono::steady_clock::now() < end) {
+  }
+  EXPECT_TRUE(there.Connect(IdentityOf(3)));
+}
+
 TEST(Peers, RandomBytesEndALinkAndNothingElse) {
   ServedShelf there(IdentityOf(1));
   auto client = there.Connect(IdentityOf(2));
@@ -193,6 +213,12 @@ TEST(Peers, OneThatIsFullSaysSo) {
   EXPECT_NE(full.error().message.find("--peer-memory"), std::string::npos);
   ASSERT_TRUE(client->LetGo(PartOf(small, 0).Directory(), 0));
   EXPECT_TRUE(client->Offer(*mine.Find(PartOf(small, 1).Directory(), 1), {}));
+}
+
+TEST(PeerShelf, AFileWithoutAByteIsRefused) {
+  PeerShelf shelf(uint64_t{64} << 20);
+  EXPECT_EQ(shelf.Begin(PartOf("")).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(shelf.used(), 0u);
 }
 
 TEST(PeerShelf, WhatIsNotItsRecordIsNotShelved) {

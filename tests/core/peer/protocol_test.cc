@@ -50,7 +50,8 @@ TEST(PeerTexts, AreReadAsTheyWereWritten) {
   const std::vector<ShelvedPart> parts{ShelvedOf(part, part.ranks[0], ShelvedState::kProtected)};
   EXPECT_EQ(*ParseShelved(RenderShelved(parts)), parts);
   EXPECT_EQ(parts[0].Directory(), part.Directory());
-  const std::vector<ShownMemoryStep> shown{{"run", "7", {1, 2}, part.Directory(), -5, 7}};
+  const std::vector<ShownMemoryStep> shown{
+      {{"run", "job", 3, {1, 2}}, "7", {1, 2}, part.Directory(), -5, 7}};
   EXPECT_EQ(*ParseShown(RenderShown(shown)), shown);
   EXPECT_EQ(ParsePeerPart(RenderPart(part))->ranks, part.ranks);
   const PeerRecord peer{{1, 2}, "10.0.0.1:7000", "host\n1", "rack 3"};
@@ -66,7 +67,7 @@ TEST(PeerTexts, WhatMakesNoSenseIsRefused) {
   shelved.rank = 0;
   shelved.name.run = "../x";
   EXPECT_FALSE(ParseShelved(RenderShelved({shelved}))) << "a run that is not a name";
-  EXPECT_FALSE(ParseShown(RenderShown({{"run", "a/b", {}, "", 0, 0}})));
+  EXPECT_FALSE(ParseShown(RenderShown({{{"run", "job", 1, {}}, "a/b", {}, "", 0, 0}})));
   PreparedPart two = part;
   two.ranks.push_back({1, 3, two.ranks[0].chunks});
   EXPECT_FALSE(ParsePeerPart(RenderPart(two))) << "two ranks";

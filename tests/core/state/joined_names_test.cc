@@ -51,12 +51,12 @@ TEST(JoinedNamesTest, OnePartMoreInEachName) {
        {"critic.0.weight", "critic.0.bias"},
        {}},
       {"torch.compile", {"a.weight"}, {"_orig_mod.a.weight"}, {{"_orig_mod.a.weight", "a.weight"}}},
-      {"two parts would do", {"a.x", "b.x"}, {"a.b.x"}, {}},
+      {"two parts would do", {"module.lora_A.w", "lora_A.own.w"}, {"module.lora_A.own.w"}, {}},
       {"layers are not parts that may go",
        {"l.0.w", "l.w"},
        {"l.0.w", "l.1.w", "l.2.w"},
        {{"l.0.w", "l.0.w"}}},
-      {"another part in each", {"a.w", "b.w"}, {"a.x.w", "b.y.w"}, {}},
+      {"another part in each", {"a.lora_A.w", "b.lora_A.w"}, {"a.lora_A.x.w", "b.lora_A.y.w"}, {}},
   };
   for (const auto& one : cases)
     EXPECT_EQ(JoinNames(one.model, one.optimizer), one.joined) << one.about;
@@ -73,6 +73,10 @@ TEST(JoinedNamesTest, OneNameAlone) {
   EXPECT_EQ(joined("e.trainable_tokens_delta.own", {"e.trainable_tokens_delta"}),
             "e.trainable_tokens_delta without own");
   EXPECT_EQ(joined("critic.0.weight", {"0.weight"}), "");
+  std::string deep = "w";
+  while (deep.size() < 2 * kMaxNameParts - 3) deep += ".w";
+  EXPECT_EQ(joined("module." + deep, {deep}), deep + " without module");
+  EXPECT_EQ(joined("module.w." + deep, {"w." + deep}), "");
   EXPECT_EQ(joined("module.lora_A.own.w", {"lora_A.own.w", "module.lora_A.w"}), "");
 }
 

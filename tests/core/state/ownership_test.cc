@@ -400,7 +400,7 @@ TEST(OwnershipTest, MastersProveWhoseTheyAre) {
        groups,
        {},
        Evidence::kNone,
-       "number 0 has another master",
+       "member 0 has another master",
        {"body.weight", "body.bias", "head.weight", "head.bias"},
        {},
        MasterPrints{{{"hw", "hb", "bw", "bb"}}, own}},

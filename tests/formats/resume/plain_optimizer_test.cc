@@ -112,7 +112,7 @@ TEST(PlainOptimizerTest, RefusesWhatIsNotCertain) {
   EXPECT_THAT(Refusal(model), HasSubstr("in which order"));
   model.framework = "deepspeed";
   model.groups[1].hyper_parameters.clear();
-  EXPECT_THAT(Refusal(model), HasSubstr("group 1: its learning rate"));
+  EXPECT_THAT(Refusal(model), HasSubstr("group 1: the step does not have its learning rate"));
 }
 
 TEST(PlainOptimizerTest, RefusesWhatHasNoPlaceInIt) {

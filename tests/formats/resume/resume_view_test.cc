@@ -167,7 +167,7 @@ TEST(ResumeViewTest, WhatIsNotReLaidIsRefusedByName) {
 TEST(ResumeViewTest, LightningsDirectoryIsTheLayouts) {
   TinyStep step(SavedBy("lightning"));
   step.model().framework = "dcp";
-  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2"), HasSubstr("no meta.pt"));
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2"), HasSubstr("meta.pt is missing"));
   Rename(step.model(), "more/notes.txt", "meta.pt");
   Rename(step.model(), "scheduler.bin", "__7_0.distcp");
   const auto view = Open(step, StepTool::kLightning, "dp2");
