@@ -35,17 +35,6 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 
 
-def as_they_are(file):
-    """A rank file's tensors, those that lie otherwise put in the order of their states."""
-    orders = {key: words['order'] for key, words in json.loads(
-        file.metadata()['ckptfs.rank_file'])['tensors'].items() if 'order' in words}
-    for key in file.keys():
-        tensor = file.get_tensor(key)
-        if key in orders:
-            tensor = tensor.permute([orders[key].index(dim) for dim in range(tensor.dim())])
-        yield key, tensor
-
-
 def all_held(ckptfs):
     """The tensors of each step's only rank."""
     blobs = os.path.join(ckptfs.store, 'blobs')
@@ -54,12 +43,20 @@ def all_held(ckptfs):
 
 
 def held_in(blobs, place):
-    """The tensors of the rank's file there, those that earlier files keep for it included."""
-    with safe_open(os.path.join(blobs, place, 'rank-00000.safetensors'), 'pt') as file:
-        found = dict(as_they_are(file))
-        kept = json.loads(file.metadata()['ckptfs.rank_file']).get('kept', {})
-    for key, one in kept.items():
-        found[key] = held_in(blobs, one['place'])[key]
+    """The tensors of the rank's file there, those that earlier files keep for it included, each in
+    the order of its state."""
+    def opened(where):
+        return safe_open(os.path.join(blobs, where, 'rank-00000.safetensors'), 'pt')
+
+    with opened(place) as file:
+        words = json.loads(file.metadata()['ckptfs.rank_file'])
+        found = {key: file.get_tensor(key) for key in file.keys()}
+    for key, one in words.get('kept', {}).items():
+        with opened(one['place']) as earlier:
+            found[key] = earlier.get_tensor(key)
+    for key, said in words['tensors'].items():
+        if 'order' in said:
+            found[key] = found[key].permute([said['order'].index(dim) for dim in range(found[key].dim())])
     return found
 
 
