@@ -231,7 +231,9 @@ void KeyReader::CollectExact() {
     const bool state = key.rest.starts_with(kState);
     if (state && IsCounted(PathOf(key.entry))) continue;
     auto found = NameAndRest(key.rest.substr(state ? kState.size() : kGroups.size()));
-    if (found) exact_.insert(std::move(found->first));
+    // Behind more parts may be an adapter's: "emb.lora_embedding_A.own.exp_avg".
+    const bool plain = found && found->second.find('.') == std::string::npos;
+    if (plain) exact_.insert(std::move(found->first));
   }
 }
 

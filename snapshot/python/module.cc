@@ -20,6 +20,7 @@
 #include "snapshot/device/cuda_copier.h"
 #include "snapshot/trainer/replica_digest.h"
 #include "snapshot/trainer/snapshot_writer.h"
+#include "snapshot/wire/protocol.h"
 
 namespace nb = nanobind;
 
@@ -278,6 +279,10 @@ NB_MODULE(_native, module) {
   // A trainer may end with its engine alive: its user need not hear of it.
   nb::set_leak_warnings(false);
   module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
+  module.def("not_received", [](const std::string& store) {
+    const auto door = ConnectForSnapshots(store);
+    return door ? std::string() : door.error().message;
+  });
   (void)nb::class_<Capture>(module, "Capture");
   (void)nb::class_<Plan>(module, "Plan");
   module.def("plan", &PlanOf);

@@ -36,6 +36,10 @@ def replica_digest(memory: List[Tuple[int, int]], step: int, /) -> str: ...
 # True if this library is a driver that copies can be made with.
 def has_cuda(library: str, /) -> bool: ...
 
+# Why no daemon of this user takes snapshots for the store, an absolute path without links; '' if
+# one does.
+def not_received(store: str, /) -> str: ...
+
 class Writer:
     def __init__(self, store: str, run: str, job: str, rank: int, world: int, slots: int,
                  update_limit: float, wait_for_room: bool, pace: int,

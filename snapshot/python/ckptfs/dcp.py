@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter
 from torch.futures import Future
 
-from . import state, url
+from . import _native, state, url
 from .collector import PlacingCollector
 from .dtensor import local_of
 from .saved_values import SPELLING, TENSORS
@@ -362,6 +362,11 @@ class Writer(StorageWriter, AsyncStager):
             self._step = int(step)
         except ValueError as error:
             self._trouble = f'{error}; the step must be a number'
+        # DCP hides what its ranks raise in an exception that `except Exception` does not see.  A
+        # rank of several must not leave the others alone.
+        why = '' if self._trouble or _is_joined() else _native.not_received(os.path.realpath(self._store))
+        if why:
+            raise NotSaved(f'step {self._step} of the run {self._run!r} is not saved: {why}')
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to set up."""
