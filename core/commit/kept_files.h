@@ -30,7 +30,7 @@ class KeptFiles {
   // not reach; may be empty.
   using Say = std::function<Result<std::shared_ptr<const void>>(const std::string& directory)>;
 
-  // Of a model of rank files: the blobs behind the `ranks` first ones.  kInvalid names one that
+  // Holds a model's blobs behind those of its `ranks` rank files.  kInvalid names one that
   // no live step of the run has.  BLOCKS: on loading manifests, the newest first.
   static Result<KeptFiles> Hold(Store& store, const std::string& run, const StepModel& model,
                                 size_t ranks, const Say& say = {});

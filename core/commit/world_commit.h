@@ -97,7 +97,7 @@ class WorldCommit {
   Result<bool> FinishOthers(Clock::time_point now, Clock::duration quiet);
 
   const Digest& node() const { return said_.node(); }
-  // What this daemon says of itself; its methods may be called concurrently.
+  // This daemon's own presence; its methods may be called concurrently.
   PresenceSaid& presence() { return said_; }
 
  private:

@@ -20,10 +20,10 @@
 
 namespace ckptfs {
 
-// What each daemon has on its shelf, by node.
+// Each daemon's shelf, by node.
 using PeerShelves = std::map<Digest, std::vector<ShelvedPart>>;
 
-// Who holds a rank's file.
+// The nodes that hold a rank's file.
 struct HeldRank {
   uint64_t bytes = 0;
   Digest chunks;

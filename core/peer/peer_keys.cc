@@ -57,7 +57,7 @@ class GreetingTime {
 
 enum class Side { kConnects, kAnswers };
 
-// What both sides know of a greeting.
+// The facts of a greeting that both sides know.
 struct Greeting {
   std::string connects_random;
   std::string answers_random;

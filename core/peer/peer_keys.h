@@ -38,7 +38,7 @@ struct PeerKey {
 // it; kDataLoss if it is damaged.  BLOCKS: on the store.
 Result<PeerKey> StorePeerKey(Storage& storage);
 
-// What one side of a greeting has.
+// One side of a greeting.
 struct PeerIdentity {
   PeerKey key;
   Digest node;   // the random digest of this daemon's life

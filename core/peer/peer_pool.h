@@ -47,7 +47,7 @@ class PeerPool {
   // Asks a peer: `ask` is called with a link to it.  kIo at once if it did not answer lately;
   // kNotFound if it is not a peer.  BLOCKS: on the network.
   Status Ask(const Digest& node, const std::function<Status(PeerClient& client)>& ask);
-  // What all peers that answer have on their shelves, asked at once.  BLOCKS: on the slowest.
+  // Lists the shelves of all peers that answer, asked at once.  BLOCKS: on the slowest.
   PeerShelves ListAll();
 
   // Ends all questions, and refuses new ones, until Resume.

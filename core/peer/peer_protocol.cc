@@ -58,21 +58,43 @@ std::optional<Digest> DigestUnder(const json& object, const char* key) {
   return DigestFromHex(TextOf(object, key).value_or(""));
 }
 
-Result<json> ArrayUnder(std::string_view text, const char* key) {
+// An attempt's name among an object's fields.
+json FieldsOf(const AttemptName& name) {
+  return {{"run", EncodeText(name.run)},
+          {"job", EncodeText(name.job)},
+          {"life", name.life.Hex()},
+          {"attempt", name.attempt}};
+}
+
+std::optional<AttemptName> AttemptIn(const json& object) {
+  auto run = TextOf(object, "run");
+  auto job = TextOf(object, "job");
+  const auto life = DigestUnder(object, "life");
+  const auto attempt = NumberOf<uint64_t>(object, "attempt");
+  if (!run || !job || !life || !attempt) return std::nullopt;
+  return AttemptName{*std::move(run), *std::move(job), *attempt, *life};
+}
+
+// A list of what `from` makes of its objects.
+template <class One>
+Result<std::vector<One>> ListUnder(std::string_view text, const char* key,
+                                   Result<One> (*from)(const json&)) {
   CKPT_ASSIGN_OR_RETURN(json object, UnsealRecord(text));
   const auto found = object.find(key);
   if (found == object.end() || !found->is_array() || found->size() > kMaxListed) {
     return Refuse("peer: a list of ", key, " is expected");
   }
-  return *found;
+  std::vector<One> list;
+  for (const json& one : *found) {
+    CKPT_ASSIGN_OR_RETURN(One made, from(one));
+    list.push_back(std::move(made));
+  }
+  return list;
 }
 
 Result<ShelvedPart> ShelvedFrom(const json& one) {
   if (!one.is_object()) return Refuse("peer: a part is an object");
-  auto run = TextOf(one, "run");
-  auto job = TextOf(one, "job");
-  const auto life = DigestUnder(one, "life");
-  const auto attempt = NumberOf<uint64_t>(one, "attempt");
+  auto name = AttemptIn(one);
   const auto step = NumberOf<uint64_t>(one, "step");
   const auto world = NumberOf<uint32_t>(one, "world");
   const auto rank = NumberOf<uint32_t>(one, "rank");
@@ -80,16 +102,15 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
   const auto state = NumberOf<uint32_t>(one, "state");
   const auto chunks = DigestUnder(one, "chunks");
   const auto mtime = TimeOf(one);
-  if (!run || !job || !life || !attempt || !step || !world || !rank || !bytes || !state ||
-      !chunks || !mtime) {
+  if (!name || !step || !world || !rank || !bytes || !state || !chunks || !mtime) {
     return Refuse("peer: a part lacks a field");
   }
-  CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(name->run, "run"));
   if (*world == 0 || *world > kMaxPreparedWorld || *rank >= *world) {
     return Refuse("peer: rank ", *rank, " of ", *world);
   }
   if (*state < 1 || *state > 2) return Refuse("peer: a part in state ", *state);
-  return ShelvedPart{{*std::move(run), *std::move(job), *attempt, *life},
+  return ShelvedPart{*std::move(name),
                      *step,
                      *world,
                      *mtime,
@@ -101,27 +122,20 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
 
 Result<ShownMemoryStep> ShownFrom(const json& one) {
   if (!one.is_object()) return Refuse("peer: a step is an object");
-  auto run = TextOf(one, "run");
-  auto job = TextOf(one, "job");
-  const auto life = DigestUnder(one, "life");
-  const auto attempt = NumberOf<uint64_t>(one, "attempt");
+  auto name = AttemptIn(one);
   auto id = TextOf(one, "id");
   auto directory = TextOf(one, "directory");
   const auto manifest = DigestUnder(one, "manifest");
   const auto mtime = TimeOf(one);
   const auto step = NumberOf<uint64_t>(one, "step");
-  if (!run || !job || !life || !attempt || !id || !directory || !manifest || !mtime || !step ||
+  if (!name || !id || !directory || !manifest || !mtime || !step ||
       directory->size() > kMaxDirectory) {
     return Refuse("peer: a step lacks a field");
   }
-  CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(name->run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
-  return ShownMemoryStep{{*std::move(run), *std::move(job), *attempt, *life},
-                         *std::move(id),
-                         *manifest,
-                         *std::move(directory),
-                         *mtime,
-                         *step};
+  return ShownMemoryStep{*std::move(name),      *std::move(id), *manifest,
+                         *std::move(directory), *mtime,         *step};
 }
 
 }  // namespace
@@ -203,66 +217,45 @@ ShelvedPart ShelvedOf(const PreparedPart& part, const PreparedRank& rank, Shelve
 std::string RenderShelved(const std::vector<ShelvedPart>& parts) {
   json list = json::array();
   for (const ShelvedPart& part : parts) {
-    list.push_back({{"run", EncodeText(part.name.run)},
-                    {"job", EncodeText(part.name.job)},
-                    {"life", part.name.life.Hex()},
-                    {"attempt", part.name.attempt},
-                    {"step", part.step},
-                    {"world", part.world},
-                    {"mtime_ns", part.mtime_ns},
-                    {"rank", part.rank},
-                    {"bytes", part.bytes},
-                    {"chunks", part.chunks.Hex()},
-                    {"state", static_cast<uint32_t>(part.state)}});
+    json& one = list.emplace_back(FieldsOf(part.name));
+    one.update({{"step", part.step},
+                {"world", part.world},
+                {"mtime_ns", part.mtime_ns},
+                {"rank", part.rank},
+                {"bytes", part.bytes},
+                {"chunks", part.chunks.Hex()},
+                {"state", static_cast<uint32_t>(part.state)}});
   }
   return SealRecord({{"version", kRecordVersion}, {"parts", std::move(list)}});
 }
 
 Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text) {
-  CKPT_ASSIGN_OR_RETURN(const json list, ArrayUnder(text, "parts"));
-  std::vector<ShelvedPart> parts;
-  for (const json& one : list) {
-    CKPT_ASSIGN_OR_RETURN(ShelvedPart part, ShelvedFrom(one));
-    parts.push_back(std::move(part));
-  }
-  return parts;
+  return ListUnder(text, "parts", &ShelvedFrom);
 }
 
 std::string RenderShown(const std::vector<ShownMemoryStep>& steps) {
   json list = json::array();
   for (const ShownMemoryStep& step : steps) {
-    list.push_back({{"run", EncodeText(step.name.run)},
-                    {"job", EncodeText(step.name.job)},
-                    {"life", step.name.life.Hex()},
-                    {"attempt", step.name.attempt},
-                    {"id", EncodeText(step.id)},
-                    {"manifest", step.manifest.Hex()},
-                    {"directory", EncodeText(step.directory)},
-                    {"mtime_ns", step.mtime_ns},
-                    {"step", step.step}});
+    json& one = list.emplace_back(FieldsOf(step.name));
+    one.update({{"id", EncodeText(step.id)},
+                {"manifest", step.manifest.Hex()},
+                {"directory", EncodeText(step.directory)},
+                {"mtime_ns", step.mtime_ns},
+                {"step", step.step}});
   }
   return SealRecord({{"version", kRecordVersion}, {"steps", std::move(list)}});
 }
 
 Result<std::vector<ShownMemoryStep>> ParseShown(std::string_view text) {
-  CKPT_ASSIGN_OR_RETURN(const json list, ArrayUnder(text, "steps"));
-  std::vector<ShownMemoryStep> steps;
-  for (const json& one : list) {
-    CKPT_ASSIGN_OR_RETURN(ShownMemoryStep step, ShownFrom(one));
-    steps.push_back(std::move(step));
-  }
-  return steps;
+  return ListUnder(text, "steps", &ShownFrom);
 }
 
 // ParsePart holds a record against its name, which is made of what the record says.
 Result<PreparedPart> ParsePeerPart(std::string_view text) {
   CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(text));
-  const auto run = TextOf(object, "run");
-  const auto job = TextOf(object, "job");
-  const auto life = DigestUnder(object, "life");
-  const auto attempt = NumberOf<uint64_t>(object, "attempt");
-  if (!run || !job || !life || !attempt) return Refuse("peer: a part lacks its name");
-  const auto name = ParseCommitName(OutcomeName({*run, *job, *attempt, *life}));
+  const auto attempt = AttemptIn(object);
+  if (!attempt) return Refuse("peer: a part lacks its name");
+  const auto name = ParseCommitName(OutcomeName(*attempt));
   if (!name) return Refuse("peer: a part of no attempt");
   CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePart(text, *name));
   if (part.ranks.size() != 1) return Refuse("peer: a part of one rank is expected");

@@ -36,7 +36,7 @@ struct CopyComparison {
 // Elements that are compared at once, a multiple of a unit, for this many copies.
 uint64_t ElementsAtOnce(const CopiedTensor& tensor);
 
-// Of elements [first, first + count).  REQUIRES: at least one copy; `first` is a multiple of
+// Compares elements [first, first + count).  REQUIRES: at least one copy; `first` is a multiple of
 // ElementsAtOnce.  Refuses more copies than memory is put aside for.  BLOCKS: on reading.
 Result<CopyComparison> CompareCopies(const TensorCopies& copies, BlobReader& blobs,
                                      const CopiedTensor& tensor, uint64_t first, uint64_t count);

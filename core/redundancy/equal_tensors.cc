@@ -14,7 +14,7 @@ namespace {
 
 using Candidates = std::vector<size_t>;  // into TensorCopies::tensors()
 
-// What is known of the bytes of a run.
+// A run's bytes, as far as they are known.
 struct RunDigest {
   Digest digest;
   bool constant = false;

@@ -26,7 +26,7 @@ struct EqualSearch {
   uint64_t bytes_read = 0;
 };
 
-// Of tensors that are averages nothing is looked for.  BLOCKS: on reading.
+// Tensors that are averages are left out.  BLOCKS: on reading.
 Result<EqualSearch> FindEqualTensors(const TensorCopies& copies, BlobReader& blobs,
                                      const RedundancyOptions& options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether the files of a step are what was adopted, before a job reads them and after it: a
+// Checks that the files of a step are what was adopted, before a job reads them and after it: a
 // job that reports numbers checks all files that its numbers speak of, read or not.
 //
 // Thread safety: may be called concurrently.

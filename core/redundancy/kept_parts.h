@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What files share, and who keeps what if each byte is to be there once.
+// Finds what files share, and which of them keeps what if each byte is there once.
 //
 // Thread safety: pure functions.
 // Units: bytes.

@@ -51,7 +51,7 @@ std::string_view SharingName(Sharing sharing);
 // A number for each Sharing.
 using BySharing = std::array<uint64_t, kSharings>;
 
-// What one file is to keep of a tensor that several hold.
+// The part of a tensor that one of its holders is to keep.
 struct KeptPart {
   uint32_t file = 0;  // into RedundancyReport::files
   uint64_t bytes = 0;
@@ -110,7 +110,7 @@ inline constexpr size_t kMostPairedFiles = 1024;
 
 struct RedundancyOptions {
   unsigned threads = 0;  // JobOptions::threads
-  // What shows the progress of a stage ("copies", "samples", "digests"); may be empty.
+  // Shows the progress of a stage ("copies", "samples", "digests"); may be empty.
   std::function<std::function<void(const JobProgress&)>(std::string_view stage)> progress;
 };
 

@@ -10,7 +10,7 @@
 //   changed    none is
 //   fresh      the step before lacks it, or has another shape, dtype or number of averaged copies
 //
-// Of a tensor with several equal copies one is compared and counted, of an average all.
+// A tensor's equal copies are compared and counted once, an average's copies all.
 //
 // Thread safety: may run beside readers of the same steps.
 // Lifetime: the steps and their blobs must outlive the call.

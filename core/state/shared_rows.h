@@ -41,7 +41,7 @@ class SharedRows {
 
   // REQUIRES: the box lies inside the atom.  One without elements is ignored.
   void Add(DenseBox box);
-  // What else the atom's copy has.
+  // The rest of the atom's copy.
   enum class Beside {
     kNothing,  // runs that leave gaps or overlap are ranges of the whole atom, too: the proof
                // then names the elements, and the files beside them

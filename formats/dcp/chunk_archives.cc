@@ -22,7 +22,7 @@ using zip::Load;
 constexpr uint64_t kMaxFrame = uint64_t{64} << 10;  // around the elements; larger ones are parsed
 constexpr size_t kBatch = 512;                      // archives compared at a time
 
-// What an archive holds in place of a plain tensor; "" if it holds one.
+// Names the thing that an archive holds in place of a plain tensor; "" if it holds one.
 std::string OtherValue(PickleRef root) {
   if (root.Tensor() != nullptr) return "";
   const PickleRef arguments = root.Arguments();

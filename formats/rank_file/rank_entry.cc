@@ -77,7 +77,7 @@ class EntryReader {
     if (!value->is_array()) Refuse(StrCat("'", key, "' is not a list"));
     return value->is_array() ? *value : none;
   }
-  // What earlier saves have: `place` says where.
+  // Adds a tensor that an earlier save has; `place` says where.
   void Keep(SafetensorsEntry entry, std::string place) {
     if (free_.contains(entry.name)) Refuse(StrCat("tensor '", entry.name, "' is mentioned twice"));
     std::string key = entry.name;

@@ -265,7 +265,7 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
               "Take a step whose optimizer files were removed");
 }
 
-// What cannot be done yet is refused by its name.
+// Refuses, by name, schemes that are not built.
 Result<ProtectScheme> ParseProtect(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(const ProtectScheme scheme, ProtectScheme::Parse(text));
   if (scheme.kind == ProtectScheme::kOff || scheme.kind == ProtectScheme::kCopy) return scheme;

@@ -181,7 +181,7 @@ std::vector<std::string> RowText(const ProtectionPlan& plan, const PlanRow& row,
   return cells;
 }
 
-// What the columns do not say by themselves.
+// Explains what the columns do not say.
 void PrintRemarks(const ProtectionPlan& plan, const ProtectFlags& options) {
   fmt::print("\nMEMORY and SENT are of a node, {}.\n",
              plan.part_bytes ? "of whose step " + HumanBytes(*plan.part_bytes) + " are its own part"

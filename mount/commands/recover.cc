@@ -33,7 +33,7 @@ struct RecoverFlags {
   bool json = false;
 };
 
-// What the daemons that answer can show, and how many they are.
+// The steps that daemons can show, and how many daemons answered.
 struct Survivors {
   std::vector<std::vector<ShownMemoryStep>> shown;
   std::vector<std::string> away;  // why others are not asked

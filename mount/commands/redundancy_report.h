@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `ckptfs redundancy` says of a step, or of steps of a run: as JSON, as text, as a picture.
+// Renders what `ckptfs redundancy` says of a step, or of steps of a run: as JSON, as text, as a
+// picture.
 //
 // Thread safety: pure functions.
 // Units: bytes; pixels in the picture.

@@ -18,6 +18,7 @@
 #include "core/records/records.h"
 #include "formats/families/shipped.h"
 #include "formats/rank_file/rank_files.h"
+#include "fs/serve/page_pool.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
@@ -30,11 +31,6 @@ constexpr std::chrono::seconds kPeerPatience{3};  // with a peer that does nothi
 constexpr std::chrono::minutes kLateRank0{10};    // until a save without one is left behind
 
 void Warn(std::string_view line) { Log(LogLevel::kWarning, line); }
-
-uint64_t QuarterOfRam() {
-  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
-  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
-}
 
 std::string HostName() {
   char name[256] = {};
@@ -92,7 +88,7 @@ PeerService::PeerService(Store& store, StepCatalogue& catalogue, PeerRequest req
       hooks_(std::move(hooks)),
       transport_(std::make_shared<TcpTransport>(TcpTransport::Options{
           ParseTcpAddress(request_.address).value_or(TcpAddress()).host, kPeerPatience})),
-      shelf_(request_.memory_bytes.value_or(QuarterOfRam())) {}
+      shelf_(request_.memory_bytes.value_or(MemoryToUse() / 4)) {}
 
 Result<std::unique_ptr<PeerService>> PeerService::Start(Store& store, StepCatalogue& catalogue,
                                                         const PeerRequest& request,

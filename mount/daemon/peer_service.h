@@ -35,7 +35,7 @@
 
 namespace ckptfs {
 
-// What the command line says of peers.
+// The command line's options of peers.
 struct PeerRequest {
   std::string address;                   // where to listen; empty: there are no peers
   std::optional<uint64_t> memory_bytes;  // of the shelf; absent: a quarter of RAM
@@ -77,7 +77,7 @@ class PeerService {
   Status Begin(const Digest& node);
   void Run();
   void LookForPeers();
-  // What all nodes hold; shows the newest step of each run that can be shown, and no other.
+  // Returns what all nodes hold; shows the newest step of each run that can be shown, and no other.
   std::vector<MemoryAttempt> Look();
   void ShowRun(const std::string& run, const std::vector<MemoryAttempt>& attempts);
   Result<Shown> Show(const MemoryAttempt& attempt);

@@ -12,31 +12,21 @@
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/records/records.h"
-#include "fs/serve/memory_limit.h"
+#include "fs/serve/page_pool.h"
 #include "mount/control/control_client.h"
 #include "mount/control/step_json.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
-namespace {
-
-// A part of the machine's memory, or of the control group's limit if that is less.
-uint64_t PartOfRam(uint64_t parts) {
-  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
-  const uint64_t bytes = pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  return std::min(bytes, GroupMemoryLimit()) / parts;
-}
-
-}  // namespace
 
 SnapshotService::SnapshotService(Store& store, StepCatalogue& catalogue, SnapshotRequest request,
                                  Hooks hooks)
     : store_(store),
       catalogue_(catalogue),
       request_(std::move(request)),
-      memory_bytes_(request_.memory_bytes.value_or(PartOfRam(4))),
+      memory_bytes_(request_.memory_bytes.value_or(MemoryToUse() / 4)),
       hooks_(std::move(hooks)),
-      hot_(request_.hot_steps, request_.hot_bytes.value_or(PartOfRam(8))) {}
+      hot_(request_.hot_steps, request_.hot_bytes.value_or(MemoryToUse() / 8)) {}
 
 // The receiver goes first: what it has whole is kept by the keeper still.
 SnapshotService::~SnapshotService() {

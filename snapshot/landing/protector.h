@@ -9,7 +9,7 @@
 //                                                     kept ---not shown yet ---> older
 //
 // The mount goes on showing an older save while the one that is kept cannot be shown.
-// Of each run one save is in flight; the newest of those that come meanwhile is ready, the others
+// One save of each run is in flight; the newest of those that come meanwhile is ready, the others
 // are passed over.  A save in flight of which other nodes have passed over their part gives way.
 //
 // Thread safety: all methods may be called concurrently.  Two threads of its own: one copies, one
@@ -46,7 +46,7 @@ struct ProtectorOptions {
   std::string failure_domain;
   PeerShelf* shelf = nullptr;
   PeerPool* pool = nullptr;
-  // What all nodes hold now, after this daemon's mount shows what it can of that.
+  // Returns what all nodes hold now, after this daemon's mount shows what it can of that.
   std::function<std::vector<MemoryAttempt>()> look;
   // The directory of the save of that run which the mount shows; empty: none.  Absent: what is
   // protected is shown.
@@ -101,7 +101,7 @@ class Protector {
   // Nodes to hold a copy, in the order in which they are asked.
   std::vector<Digest> Candidates() const;
   void Tell(Generation& generation);
-  // What becomes of the save in flight; false if that is not known yet.
+  // Finds out what becomes of the save in flight; false if that is not known yet.
   bool Settle(Generation& flight, const std::vector<MemoryAttempt>& attempts);
   // Keeps a save that is protected, and what is shown until this one is.
   void Keep(Generation flight);

@@ -178,7 +178,7 @@ bool IncomingSteps::Begin(const AttemptName& name, uint64_t step, uint32_t rank,
   }
   Begun& begun = Note(name, step, rank);
   if (!begun.first && !again) begun.first = name.attempt;
-  // What the rank passes over lies between its last attempt and this one.
+  // The attempts that the rank passes over lie between its last attempt and this one.
   std::vector<std::pair<AttemptName, uint64_t>> passed;
   for (auto at = open_.upper_bound({name.run, name.job, last}); at != open_.end(); ++at) {
     if (!IsOf(at->first, name) || at->first.attempt >= name.attempt) break;

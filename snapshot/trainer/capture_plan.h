@@ -22,7 +22,7 @@ namespace ckptfs {
 
 struct CapturedTensor;
 
-// What of a rank file a tensor is.  Parts come first: each rank has other whole states, and the
+// A tensor's use in a rank file.  Parts come first: each rank has other whole states, and the
 // parts of one state then lie at the same byte of all ranks' files.
 enum class TensorUse : uint8_t { kPart = 0, kWhole = 1, kPickle = 2 };
 

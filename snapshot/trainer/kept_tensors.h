@@ -33,7 +33,7 @@ namespace ckptfs {
 // Smaller tensors are always written.
 inline constexpr uint64_t kLeastKept = 64 << 10;
 
-// What of a tensor's bytes is compared first.
+// The bytes of a tensor that are compared first.
 inline constexpr size_t kHeadBytes = 64;
 
 // The digests of the tensors of a rank's file, made while it is handed over.

@@ -384,7 +384,7 @@ bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
     }
     if (!job.failure.empty() || Clock::now() >= job.end) return false;
   }
-  // What was hurried is not paid for by the next save.
+  // The next save does not pay for bytes that were hurried.
   next_copy = std::min(start, Clock::now()) +
               std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
                   static_cast<double>(bytes) / static_cast<double>(options.pace)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a save of many machines costs each daemon: a few calls, however many machines there are.
+// A save of many machines costs each daemon a few calls, however many machines there are.
 // The daemon with rank 0 reads each part once, and is the only one that makes the model.
 #include <gtest/gtest.h>
 

@@ -31,7 +31,7 @@ struct RankState {
   std::vector<HeldBox> boxes;  // one below the other in the tensor
 };
 
-// What a world of ranks writes of float32 weights; memory of the tensors.
+// The float32 weights that a world of ranks writes; memory of the tensors.
 struct World {
   std::vector<Capture> ranks;
   std::vector<std::unique_ptr<std::vector<float>>> memory;
@@ -131,7 +131,7 @@ ReadStep Read(World world) {
   return step;
 }
 
-// Which element of the atom each element of a local tensor is.
+// Maps each element of a local tensor to its element of the atom.
 std::map<uint64_t, uint64_t> ElementsOf(const LocalTensor& local, const Shape& atom) {
   std::map<uint64_t, uint64_t> elements;
   const std::vector<uint64_t> strides = RowMajorStrides(atom);

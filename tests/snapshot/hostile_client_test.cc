@@ -242,7 +242,7 @@ TEST_F(HostileClientTest, WhoLeavesAnswersUnreadIsNotHeard) {
   EXPECT_EQ(status()["ranks"], 1) << "it may read later";
 }
 
-// What others of its job do is told to it, too; it is sent away once that is too much.
+// It is told what others of its job do, too; it is sent away once that is too much.
 TEST_F(HostileClientTest, WhoNeverReadsWhatOthersDoIsSentAway) {
   Start();
   Client idle(directory_.path(), "job"), busy(directory_.path(), "job");
@@ -288,7 +288,7 @@ TEST_F(HostileClientTest, TheDaemonMayEndWhileAnArenaIsMade) {
   }
 }
 
-// What a process may grow by in noise; a sanitizer keeps what was freed, per thread.
+// A process may grow by so much in noise; a sanitizer keeps what was freed, per thread.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kNoise = uint64_t{64} << 20;
 #else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a daemon gives to other daemons' memory, and what peers that are slow, full or away cost.
+// A daemon gives parts to other daemons' memory; slow, full or absent peers cost saves nothing.
 
 #include "snapshot/landing/protector.h"
 

@@ -178,7 +178,7 @@ TEST(SurvivalTest, ProbabilitiesEqualAMonteCarloOverThePlacement) {
   }
 }
 
-// Of one cluster, those with a single large group among them, where copies go round a ring.
+// Schemes of one cluster, those with a single large group among them, where copies go round a ring.
 void ExpectEnumerated(size_t count, size_t per_domain, std::string_view text) {
   const Cluster cluster(NodesOf(count, per_domain), SchemeOf(text));
   const size_t domains = (count + per_domain - 1) / per_domain;

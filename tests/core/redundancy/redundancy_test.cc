@@ -141,7 +141,7 @@ TEST(Redundancy, EqualBytesOfOtherTensorsAreToldApart) {
   EXPECT_THAT(report.equal[1].atoms, ElementsAre(bias_a, bias_b));
 }
 
-// Of one element each in a part of it, not in all.
+// Each part has one value throughout, and the whole has two.
 TEST(Redundancy, ATensorOfTwoConstantPartsIsNotConstant) {
   StoredStep step(2);
   const std::string parts = std::string(kDigestBlock, '\0') + std::string(kDigestBlock, '\1');
@@ -307,7 +307,7 @@ TEST(Redundancy, EqualsAnElementwiseOracle) {
   EXPECT_EQ(report.pairs, expected_pairs);
 }
 
-// What happens to a file while its copies are compared.
+// A change of a file while its copies are compared.
 using Harm = std::function<void(const std::string& path)>;
 
 std::string ErrorAfter(const Harm& harm) {
@@ -401,7 +401,7 @@ TEST(Unchanged, BytesOfTheStoreThatBothReferToAreNotRead) {
   EXPECT_EQ(told->front().bytes_read, 0u);
   EXPECT_EQ(told->front().tensors[0].shared, 1000u);
   EXPECT_EQ(told->front().tensors[0].unchanged, 1000u);
-  // Of files that others may write nothing is taken for granted.
+  // Nothing is taken for granted of files that others may write.
   StepModel adopted = step.model();
   adopted.blobs[0].store_owned = false;
   const std::vector<StepRef> mixed = {steps[0], StepRef{&adopted, blobs.get()}};
