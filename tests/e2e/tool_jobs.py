@@ -30,7 +30,8 @@ def engine_config(way, resumed):
     """DeepSpeed's: `load_universal` is the line that a view asks for."""
     zero = {'stage': int(way[-1])}
     if way == 'zero3':
-        zero.update(stage3_gather_16bit_weights_on_model_save=True, sub_group_size=10**9)
+        zero.update(stage3_gather_16bit_weights_on_model_save=True, sub_group_size=10**9,
+                    stage3_param_persistence_threshold=0)
     config = {'zero_optimization': zero, 'zero_allow_untested_optimizer': True,
               'train_micro_batch_size_per_gpu': 'auto', 'gradient_accumulation_steps': 1,
               'gradient_clipping': 0., 'steps_per_print': 10**6}  # or accelerate clips at 1

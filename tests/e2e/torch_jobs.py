@@ -95,7 +95,7 @@ def engine_worker(job, directory, stage, out):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.25)
-    zero = {'stage': stage, **({'sub_group_size': 10**9} if stage == 3 else {})}
+    zero = {'stage': stage, **({'sub_group_size': 10**9, 'stage3_param_persistence_threshold': 0} if stage == 3 else {})}
     config = {'train_micro_batch_size_per_gpu': 1, 'gradient_accumulation_steps': 1,
               'steps_per_print': 10**6, 'zero_allow_untested_optimizer': True, 'gradient_clipping': 0.,
               'zero_optimization': zero, 'checkpoint': {'load_universal': bool(job.states())}}
