@@ -17,19 +17,15 @@ constexpr size_t kMaxOffers = 4096;
 }  // namespace
 
 Invalidator::Invalidator(Tell tell) : tell_(std::move(tell)) {
-  if (tell_) thread_ = std::thread([this] { Run(); });
+  if (tell_) worker_.Start(Worker::kWhenWoken, [this] { return TellAll(); });
 }
 
 Invalidator::~Invalidator() { End(); }
 
 void Invalidator::End() {
-  {
-    MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.NotifyAll();
+  worker_.Stop();
+  MutexLock lock(mutex_);
   progress_.NotifyAll();
-  if (thread_.joinable()) thread_.join();
 }
 
 void Invalidator::Append(Name name) {
@@ -40,7 +36,7 @@ void Invalidator::Append(Name name) {
     queue_.push_back(std::move(name));
     ++added_;
   }
-  wake_.NotifyOne();
+  worker_.Wake();
 }
 
 void Invalidator::Add(InodeNumber parent, std::string name) {
@@ -54,24 +50,18 @@ void Invalidator::Offer(InodeNumber parent, std::string path) {
 void Invalidator::Drain() {
   MutexLock lock(mutex_);
   const uint64_t target = added_;
-  while (told_ < target && !stop_) progress_.Wait(mutex_);
+  while (told_ < target && !worker_.stopping()) progress_.Wait(mutex_);
 }
 
-void Invalidator::Run() {
+Worker::Time Invalidator::TellAll() {
   std::deque<Name> batch;
+  {
+    MutexLock lock(mutex_);
+    batch.swap(queue_);
+  }
   std::vector<std::string> in_use;  // looked up once for all that wait at a time
-  while (true) {
-    {
-      MutexLock lock(mutex_);
-      while (batch.empty() && queue_.empty() && !stop_) wake_.Wait(mutex_);
-      if (stop_) return;
-      if (batch.empty()) {
-        batch.swap(queue_);
-        in_use.clear();
-      }
-    }
-    const Name next = std::move(batch.front());
-    batch.pop_front();
+  for (const Name& next : batch) {
+    if (worker_.stopping()) break;
     if (!next.offered.empty() && in_use.empty()) in_use = WorkingDirectories();
     const bool stays = !next.offered.empty() &&
                        std::any_of(in_use.begin(), in_use.end(), [&](const std::string& path) {
@@ -82,6 +72,7 @@ void Invalidator::Run() {
     ++told_;
     progress_.NotifyAll();
   }
+  return Worker::kWhenWoken;
 }
 
 }  // namespace ckptfs

@@ -13,9 +13,9 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <thread>
 
 #include "core/base/mutex.h"
+#include "core/base/worker.h"
 #include "fs/types.h"
 
 namespace ckptfs {
@@ -48,17 +48,15 @@ class Invalidator {
     std::string offered;  // the path, if it may be left
   };
   void Append(Name name);
-  void Run();
+  Worker::Time TellAll();
 
   const Tell tell_;
   Mutex mutex_;
-  CondVar wake_;
   CondVar progress_;
   std::deque<Name> queue_ GUARDED_BY(mutex_);
   uint64_t added_ GUARDED_BY(mutex_) = 0;
   uint64_t told_ GUARDED_BY(mutex_) = 0;
-  bool stop_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses all others
+  Worker worker_;  // last: it uses all others
 };
 
 }  // namespace ckptfs

@@ -10,6 +10,7 @@
 #include <charconv>
 
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 
 namespace ckptfs {
 namespace {
@@ -36,8 +37,8 @@ std::optional<std::string> ReadOurs(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status;
   if (!file.valid() || fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
-  if (status.st_uid != 0 && status.st_uid != geteuid()) return {};
-  if ((status.st_mode & 022) != 0 || static_cast<size_t>(status.st_size) > kMaxBytes) return {};
+  if (!WhyNotTrusted(status, Believed::kOwnUserOrRoot).empty()) return {};
+  if (static_cast<size_t>(status.st_size) > kMaxBytes) return {};
   std::string text(static_cast<size_t>(status.st_size), '\0');
   if (pread(file.get(), text.data(), text.size(), 0) != status.st_size) return {};
   return text;

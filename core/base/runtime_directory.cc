@@ -18,6 +18,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 
 namespace ckptfs {
 namespace {
@@ -34,13 +35,7 @@ std::string RuntimeDirectoryName() {
 std::string WhyNotOurs(const struct stat& info) {
   if (S_ISLNK(info.st_mode)) return "is a symbolic link, which is not followed there";
   if (!S_ISDIR(info.st_mode)) return "is not a directory";
-  if (info.st_uid != ::geteuid()) {
-    return StrCat("belongs to user ", info.st_uid, ", who may be listening in their place");
-  }
-  if ((info.st_mode & 022) != 0) {
-    return "can be written by its group or by others, who may have put sockets there";
-  }
-  return "";
+  return WhyNotTrusted(info, Believed::kOwnUser);
 }
 
 // As the kernel saw it when it connected.

@@ -88,12 +88,7 @@ Result<bool> TouchedFiles::CompareOnce(const File& file, const Blob& blob, const
 
 Result<bool> TouchedFiles::IsSame(const File& file, const Blob& blob, const FileStamp& now) {
   const Digest key = KeyOfVerdict(file.name(), blob, now);
-  if (const auto known = known_.Find(key)) return *known;
-  return comparing_.Do(key, [&]() -> Result<bool> {
-    if (const auto known = known_.Find(key)) return *known;
-    CKPT_ASSIGN_OR_RETURN(const bool same, CompareOnce(file, blob, now));
-    return known_.Insert(key, same);
-  });
+  return known_.Get(key, [&] { return CompareOnce(file, blob, now); });
 }
 
 }  // namespace ckptfs

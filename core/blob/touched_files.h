@@ -18,9 +18,8 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/lru.h"
+#include "core/base/loading_cache.h"
 #include "core/base/result.h"
-#include "core/base/single_flight.h"
 #include "core/blob/frame.h"
 #include "core/blob/record_sums.h"
 #include "core/io/blob.h"
@@ -56,8 +55,7 @@ class TouchedFiles {
   Result<bool> CompareOnce(const File& file, const Blob& blob, const FileStamp& now);
 
   const Options options_;
-  Lru<Digest, bool, HashKey> known_{kRemembered};
-  SingleFlight<Digest, bool, HashKey> comparing_;
+  LoadingCache<Digest, bool, HashKey> known_{kRemembered};
   std::atomic<uint64_t> files_read_{0};
   std::atomic<uint64_t> bytes_read_{0};
 };

@@ -14,6 +14,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 #include "core/commit/world_commit.h"
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
@@ -46,7 +47,9 @@ Result<struct stat> CheckOwn(const std::string& path) {
   if (!directory && !S_ISREG(info.st_mode)) {
     return Foreign(path, S_ISLNK(info.st_mode) ? "is a symbolic link" : "is not a regular file");
   }
-  if (info.st_uid != geteuid()) return Foreign(path, StrCat("belongs to user ", info.st_uid));
+  if (const auto why = WhyNotTrusted(info, Believed::kOwnUser); !why.empty()) {
+    return Foreign(path, why);
+  }
   if ((info.st_mode & 077) != 0) {
     return Foreign(path, "may be entered or read by others (chmod go-rwx)");
   }

@@ -20,8 +20,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
-#include "core/base/lru.h"
-#include "core/base/single_flight.h"
+#include "core/base/loading_cache.h"
 #include "core/base/strings.h"
 #include "core/store/store.h"
 #include "core/view/plan_reader.h"
@@ -96,8 +95,8 @@ class Export {
   std::vector<Chunk> chunks_;                           // still to do
   std::vector<std::pair<uint64_t, uint64_t>> durable_;  // (file, chunk) of the journal
   // By target: threads are at neighbouring chunks of few files.
-  Lru<size_t, PlanPtr> plans_{kPlanBytes, [](const PlanPtr& plan) { return plan->MemoryBytes(); }};
-  SingleFlight<size_t, PlanPtr> planning_;
+  LoadingCache<size_t, PlanPtr> plans_{kPlanBytes,
+                                       [](const PlanPtr& plan) { return plan->MemoryBytes(); }};
   Descriptor journal_;
   ExportReport report_;
 };
@@ -310,9 +309,7 @@ Status Export::FinishFile(Target& target) {
 
 // Made once per file, however many chunks and threads.
 Result<PlanPtr> Export::PlanOf(size_t target) {
-  if (auto known = plans_.Find(target)) return *known;
-  return planning_.Do(target, [&]() -> Result<PlanPtr> {
-    if (auto known = plans_.Find(target)) return *known;
+  return plans_.Get(target, [&]() -> Result<PlanPtr> {
     const Target& file = targets_[target];
     CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
     if (plan.size() != file.size) {
@@ -320,7 +317,7 @@ Result<PlanPtr> Export::PlanOf(size_t target) {
                                                ": the plan does not have the "
                                                "listed size"));
     }
-    return plans_.Insert(target, std::make_shared<const Plan>(std::move(plan)));
+    return std::make_shared<const Plan>(std::move(plan));
   });
 }
 

@@ -17,6 +17,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 #include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
 #include "core/io/local_file.h"
@@ -36,16 +37,10 @@ Error SystemError(std::string_view call, const std::string& path) {
 Status CheckTrusted(int fd, const std::string& path) {
   struct stat status;
   if (fstat(fd, &status) != 0) return Fail(SystemError("stat", path));
-  const char* why = nullptr;
-  if (status.st_uid != 0 && status.st_uid != geteuid()) {
-    why = ", who may have written anything into it";
-  } else if ((status.st_mode & 022) != 0) {
-    why = "; its group or others may write it (chmod go-w)";
-  }
-  if (why == nullptr) return {};
+  const std::string why = WhyNotTrusted(status, Believed::kOwnUserOrRoot);
+  if (why.empty()) return {};
   return Fail(ErrorCode::kPermission,
-              StrCat(path, " belongs to user ", status.st_uid, why,
-                     ": not trusted as part of a store of user ", geteuid()));
+              StrCat(path, " ", why, ": not trusted as part of a store of user ", geteuid()));
 }
 
 // Opens an object without following a link; every directory on the way, and what

@@ -74,25 +74,26 @@ PresenceSaid::PresenceSaid(std::shared_ptr<Storage> storage, const std::string& 
     if (lock) lock_ = *std::move(lock);
   }
   if (!lock_) boot_.clear();  // others on the same kernel cannot ask it then
-  thread_ = std::thread([this] { Run(); });
+  worker_.Start(Worker::kWhenWoken, [this] { return Turn(); });
 }
 
 PresenceSaid::~PresenceSaid() {
+  worker_.Stop();
   {
     MutexLock lock(mutex_);
-    stopping_ = true;
     moved_.NotifyAll();
   }
-  thread_.join();
+  Withdraw();
 }
 
 Result<std::shared_ptr<const void>> PresenceSaid::Hold(const std::string& name) {
   MutexLock lock(mutex_);
   names_.insert(name);
   const uint64_t mine = ++wanted_;
-  moved_.NotifyAll();
-  while (said_ < mine && !stopping_) moved_.Wait(mutex_);
-  if (last_ && !stopping_) return std::shared_ptr<const void>(std::make_shared<Held>(*this, name));
+  worker_.Wake();
+  while (said_ < mine && !worker_.stopping()) moved_.Wait(mutex_);
+  if (last_ && !worker_.stopping())
+    return std::shared_ptr<const void>(std::make_shared<Held>(*this, name));
   names_.erase(names_.find(name));
   if (last_) return Fail(ErrorCode::kIo, "the daemon is ending");
   return Fail(Error(last_.error()));
@@ -107,34 +108,31 @@ Status PresenceSaid::Say(const std::multiset<std::string>& names) {
   return writer->Close();
 }
 
-void PresenceSaid::Run() {
-  bool there = false;
-  for (;;) {
-    std::multiset<std::string> names;
-    uint64_t upto = 0;
-    bool ends = false;
-    {
-      MutexLock lock(mutex_);
-      const auto next = std::chrono::steady_clock::now() + beat_;
-      while (said_ == wanted_ && !stopping_ && moved_.WaitUntil(mutex_, next)) {
-      }
-      names = names_;
-      upto = wanted_;
-      ends = stopping_;
-    }
-    if (ends || names.empty()) {
-      if (there) (void)Caught([this] { return storage_->Remove(PresenceName(node_)); });
-      there = false;
-    }
-    if (ends) return;
-    Status done;
-    if (!names.empty()) done = Caught([&] { return Say(names); });
-    there = there || !names.empty();
+void PresenceSaid::Withdraw() {
+  if (there_) (void)Caught([this] { return storage_->Remove(PresenceName(node_)); });
+  there_ = false;
+}
+
+Worker::Time PresenceSaid::Turn() {
+  std::multiset<std::string> names;
+  uint64_t upto = 0;
+  {
     MutexLock lock(mutex_);
-    said_ = upto;
-    last_ = done;
-    moved_.NotifyAll();
+    names = names_;
+    upto = wanted_;
   }
+  Status done;
+  if (names.empty()) {
+    Withdraw();
+  } else {
+    there_ = true;
+    done = Caught([&] { return Say(names); });
+  }
+  MutexLock lock(mutex_);
+  said_ = upto;
+  last_ = done;
+  moved_.NotifyAll();
+  return Worker::Clock::now() + beat_;
 }
 
 PresenceState PresenceWatch::LookAtBeat(const Digest& node, const NodePresence& said, Time now) {

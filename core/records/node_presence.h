@@ -24,11 +24,11 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "core/base/digest.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/worker.h"
 #include "core/io/root.h"
 #include "core/records/commit_records.h"
 
@@ -53,7 +53,8 @@ class PresenceSaid {
 
  private:
   struct Held;
-  void Run();
+  Worker::Time Turn();
+  void Withdraw();
   Status Say(const std::multiset<std::string>& names);
 
   const std::shared_ptr<Storage> storage_;
@@ -63,15 +64,16 @@ class PresenceSaid {
   std::string boot_;
   uint64_t device_ = 0;
   std::shared_ptr<const void> lock_;
-  uint64_t beats_ = 0;  // its thread's
+  // The turns' own.
+  uint64_t beats_ = 0;
+  bool there_ = false;  // the file of names
   Mutex mutex_;
   CondVar moved_;
   std::multiset<std::string> names_ GUARDED_BY(mutex_);
   uint64_t wanted_ GUARDED_BY(mutex_) = 0;  // how often a name was added
   uint64_t said_ GUARDED_BY(mutex_) = 0;    // how many of these were tried
   Status last_ GUARDED_BY(mutex_);          // the result of the last try
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  Worker worker_;
 };
 
 enum class PresenceState {

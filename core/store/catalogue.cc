@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "core/base/descriptor.h"
+#include "core/base/trust.h"
 
 namespace ckptfs {
 namespace {
@@ -34,8 +35,7 @@ bool PrepareFile(const std::string& path, bool create) {
   }
   struct stat status;
   if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
-  if (status.st_uid != 0 && status.st_uid != geteuid()) return false;
-  if ((status.st_mode & 022) != 0) return false;  // somebody may have written into it
+  if (!WhyNotTrusted(status, Believed::kOwnUserOrRoot).empty()) return false;
   if ((status.st_mode & 077) != 0) (void)chmod(path.c_str(), 0600);
   return true;
 }

@@ -43,35 +43,17 @@ uint64_t NextToPrepare(uint64_t reserve, const PagePool::Idle& idle) {
 PageReserve::PageReserve(PagePool& pool, uint64_t bytes, std::function<uint64_t()> activity)
     : pool_(pool), bytes_(std::min(bytes, pool.budget())), activity_(std::move(activity)) {
   if (bytes_ < kHugePage) return;
-  thread_ = std::thread([this] { Run(); });
+  before_ = activity_();
+  worker_.Start(Worker::Clock::now() + kQuiet, [this] { return Turn(); });
 }
 
-PageReserve::~PageReserve() {
-  {
-    MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.NotifyOne();
-  if (thread_.joinable()) thread_.join();
-}
+PageReserve::~PageReserve() { worker_.Stop(); }
 
 bool PageReserve::settled() const { return no_room_ || NextToPrepare(bytes_, pool_.idle()) == 0; }
 
-bool PageReserve::WaitForQuiet() {
-  MutexLock lock(mutex_);
-  uint64_t before = 0;
-  do {
-    before = activity_();
-    const auto end = std::chrono::steady_clock::now() + kQuiet;
-    while (!stop_ && wake_.WaitUntil(mutex_, end)) {
-    }
-  } while (!stop_ && activity_() != before);
-  return !stop_;
-}
-
 void PageReserve::PrepareAll() {
   const uint64_t before = activity_();
-  const auto stop = [&] { return stop_ || activity_() != before; };
+  const auto stop = [&] { return worker_.stopping() || activity_() != before; };
   while (!stop()) {
     const uint64_t wanted = NextToPrepare(bytes_, pool_.idle());
     const uint64_t size = std::min(wanted, FreeMemory());
@@ -81,9 +63,11 @@ void PageReserve::PrepareAll() {
   }
 }
 
-void PageReserve::Run() {
+Worker::Time PageReserve::Turn() {
   setpriority(PRIO_PROCESS, 0, 19);  // of this thread only
-  while (WaitForQuiet()) PrepareAll();
+  if (activity_() == before_) PrepareAll();
+  before_ = activity_();
+  return Worker::Clock::now() + kQuiet;
 }
 
 }  // namespace ckptfs

@@ -17,9 +17,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <thread>
 
-#include "core/base/mutex.h"
+#include "core/base/worker.h"
 #include "fs/serve/page_pool.h"
 
 namespace ckptfs {
@@ -40,19 +39,15 @@ class PageReserve {
   bool settled() const;
 
  private:
-  void Run();
-  // False when it is to end.
-  bool WaitForQuiet();
+  Worker::Time Turn();
   void PrepareAll();
 
   PagePool& pool_;
   const uint64_t bytes_;
   const std::function<uint64_t()> activity_;
   std::atomic<bool> no_room_{false};
-  Mutex mutex_;
-  CondVar wake_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;  // last: it uses all others
+  uint64_t before_ = 0;  // the activity when the last turn ended
+  Worker worker_;        // last: it uses all others
 };
 
 // A third of `budget`, at most 8 GiB.

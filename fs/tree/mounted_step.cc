@@ -67,11 +67,7 @@ Status OfTheSource(Status status) {
 Result<OpenViews::ViewSetPtr> OpenViews::Get(const MountedStep& step, const std::string& layout,
                                              const std::function<ViewSetPtr()>& open) {
   const Key key{&step, layout};
-  if (auto known = kept_.Find(key)) return *known;
-  return opening_.Do(key, [&]() -> Result<ViewSetPtr> {
-    if (auto known = kept_.Find(key)) return *known;
-    return kept_.Insert(key, open());
-  });
+  return kept_.Get(key, [&]() -> Result<ViewSetPtr> { return open(); });
 }
 
 void OpenViews::Forget(const MountedStep& step) {

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/loading_cache.h"
 #include "core/base/lru.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
@@ -89,8 +90,7 @@ class OpenViews {
     }
   };
 
-  Lru<Key, ViewSetPtr, HashKey> kept_;
-  SingleFlight<Key, ViewSetPtr, HashKey> opening_;
+  LoadingCache<Key, ViewSetPtr, HashKey> kept_;
 };
 
 // The state that the loaded steps of a mount share, and that outlives them.

@@ -21,17 +21,11 @@ constexpr std::chrono::steady_clock::duration kLastPause = std::chrono::minutes(
 StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hooks)
     : store_(store), retention_(retention), hooks_(std::move(hooks)) {
   if (retention_.given()) Reclaim();
-  thread_ = std::thread([this] { Run(); });
+  worker_.Start(Clock::now(), [this] { return Turn(); });
 }
 
-StepCollector::~StepCollector() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    wake_.NotifyAll();
-  }
-  thread_.join();
-}
+// What is left undone, the next daemon does.
+StepCollector::~StepCollector() { worker_.Stop(); }
 
 void StepCollector::Ask(const std::string& run) {
   if (retention_.given()) Wake(run);
@@ -40,42 +34,38 @@ void StepCollector::Ask(const std::string& run) {
 void StepCollector::Reclaim() { Wake(std::nullopt); }
 
 void StepCollector::Wake(std::optional<std::string> run) {
-  MutexLock lock(mutex_);
-  asked_.insert_or_assign(std::move(run), Look{Clock::now(), kFirstPause});
-  wake_.NotifyAll();
-}
-
-std::optional<std::pair<std::optional<std::string>, StepCollector::Clock::duration>>
-StepCollector::NextDue() {
-  const auto earlier = [](const auto& a, const auto& b) { return a.second.due < b.second.due; };
-  MutexLock lock(mutex_);
-  while (!stopping_) {
-    const auto next = std::min_element(asked_.begin(), asked_.end(), earlier);
-    if (next == asked_.end()) {
-      wake_.Wait(mutex_);
-    } else if (next->second.due > Clock::now()) {
-      wake_.WaitUntil(mutex_, next->second.due);
-    } else {
-      const auto node = asked_.extract(next);
-      return std::pair(node.key(), node.mapped().pause);
-    }
-  }
-  return std::nullopt;  // the next daemon goes on
-}
-
-void StepCollector::Run() {
-  while (const auto due = NextDue()) {
-    bool held = false;
-    const Status done = Caught([&]() -> Status {
-      held = Collect(due->first);
-      return {};
-    });
-    if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
-    if (!held) continue;
+  {
     MutexLock lock(mutex_);
-    asked_.try_emplace(due->first,
-                       Look{Clock::now() + due->second, std::min(2 * due->second, kLastPause)});
+    asked_.insert_or_assign(std::move(run), Look{Clock::now(), kFirstPause});
   }
+  worker_.Wake();
+}
+
+Worker::Time StepCollector::Turn() {
+  std::optional<std::string> run;
+  Clock::duration pause{};
+  {
+    MutexLock lock(mutex_);
+    const auto next =
+        std::min_element(asked_.begin(), asked_.end(),
+                         [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
+    if (next == asked_.end()) return Worker::kWhenWoken;
+    if (next->second.due > Clock::now()) return next->second.due;
+    const auto node = asked_.extract(next);
+    run = node.key();
+    pause = node.mapped().pause;
+  }
+  bool held = false;
+  const Status done = Caught([&]() -> Status {
+    held = Collect(run);
+    return {};
+  });
+  if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
+  if (held) {
+    MutexLock lock(mutex_);
+    asked_.try_emplace(run, Look{Clock::now() + pause, std::min(2 * pause, kLastPause)});
+  }
+  return Clock::now();  // another run's look may be due
 }
 
 bool StepCollector::Collect(const std::optional<std::string>& run) {

@@ -17,10 +17,10 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/mutex.h"
+#include "core/base/worker.h"
 #include "core/store/collect.h"
 
 namespace ckptfs {
@@ -55,9 +55,8 @@ class StepCollector {
     Clock::duration pause;  // before the next one, if something is held then
   };
 
-  void Run();
-  // Waits for the next look that is due, and takes it; nothing when it is to end.
-  std::optional<std::pair<std::optional<std::string>, Clock::duration>> NextDue();
+  // Does the look that is due; the time of the next one.
+  Worker::Time Turn();
   // True if something would have gone that somebody holds.
   bool Collect(const std::optional<std::string>& run);
   void Wake(std::optional<std::string> run);
@@ -66,14 +65,12 @@ class StepCollector {
   const Retention retention_;
   const Hooks hooks_;
   mutable Mutex mutex_;
-  CondVar wake_;
   std::map<std::optional<std::string>, Look> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
-  bool stopping_ GUARDED_BY(mutex_) = false;
   uint64_t removed_ GUARDED_BY(mutex_) = 0;
   uint64_t in_use_ GUARDED_BY(mutex_) = 0;  // steps that the last look found so
   uint64_t bytes_ GUARDED_BY(mutex_) = 0;
   std::string failure_ GUARDED_BY(mutex_);
-  std::thread thread_;
+  Worker worker_;  // last: it uses all others
 };
 
 }  // namespace ckptfs

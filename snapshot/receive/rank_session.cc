@@ -15,6 +15,7 @@
 #include "core/base/names.h"
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 
 namespace ckptfs {
 namespace {
@@ -336,7 +337,7 @@ Status RankSession::Return(const SnapshotMessage& message, const Descriptor& mem
   const ArenaShape shape{message.length, static_cast<uint32_t>(message.sequence)};
   CKPT_RETURN_IF_ERROR(CheckArenaMemory(memory.get(), shape));
   struct stat info;
-  if (fstat(memory.get(), &info) != 0 || (info.st_uid != 0 && info.st_uid != geteuid())) {
+  if (fstat(memory.get(), &info) != 0 || !IsOwnerTrusted(info, Believed::kOwnUserOrRoot)) {
     return Fail(ErrorCode::kPermission, "the arena belongs to another user");
   }
   auto claim = ClaimArena(memory.get());
