@@ -23,9 +23,6 @@ constexpr std::chrono::seconds kDirectoryInterval{2};
 constexpr std::chrono::seconds kGroupsInterval{1};
 constexpr size_t kMaxKeptProcesses = 4096;
 
-// Nobody but root passes.
-constexpr OwnerAndMode kClosed{};
-
 OwnerAndMode OwnerOnly(OwnerAndMode gate) {
   gate.mode &= 0700;
   return gate;
@@ -91,51 +88,6 @@ std::vector<uint32_t> GroupCache::Of(const Caller& caller) {
   return groups;
 }
 
-bool Passes(const OwnerAndMode& gate, uint32_t bit, uint32_t uid,
-            const std::vector<uint32_t>& groups) {
-  const uint32_t mode = gate.CertainMode();
-  if (uid == 0) return true;
-  if (uid == gate.uid) return (mode >> 6 & bit) != 0;
-  if (std::find(groups.begin(), groups.end(), gate.gid) != groups.end()) {
-    return (mode >> 3 & bit) != 0;
-  }
-  return (mode & bit) != 0;
-}
-
-AccessRule MakeAccessRule(std::vector<OwnerAndMode> files, std::vector<OwnerAndMode> directories) {
-  AccessRule rule;
-  rule.files = std::move(files);
-  rule.directories = std::move(directories);
-  if (rule.files.empty()) {
-    rule.files = {kClosed};
-    return rule;
-  }
-  const OwnerAndMode& first = rule.files.front();
-  rule.uid = first.uid;
-  rule.gid = first.gid;
-  rule.exact = true;
-  uint32_t all = 0777;          // bits that every file has
-  uint32_t groups_others = 04;  // 04 if every file's group and others may read
-  for (const OwnerAndMode& file : rule.files) {
-    if (file.uid != first.uid) rule.uid = 0;
-    if (file.gid != first.gid) rule.gid = 0;
-    if (file.uid != first.uid || file.gid != first.gid) rule.exact = false;
-    all &= file.CertainMode();
-    groups_others &= file.CertainMode() & file.CertainMode() >> 3;
-  }
-  // A group that is not everybody's is shown only if the others may read, too.
-  if (!rule.exact) all = (all & 0707) | groups_others << 3;
-  for (const OwnerAndMode& directory : rule.directories) {
-    // Search of every directory is needed, so x here is r of the files.
-    all &= directory.CertainMode() << 2 | 0333;
-    const bool everybody = (directory.CertainMode() & 0111) == 0111;
-    const bool same = directory.uid == rule.uid && directory.gid == rule.gid;
-    if (!everybody && !same) rule.exact = false;
-  }
-  rule.read_bits = all & 0444;
-  return rule;
-}
-
 StepAccess::StepAccess(const Step& step, const BlobReader& blobs, const StepAccess* before) {
   LookAtFiles(step, blobs);
   MutexLock lock(mutex_);
@@ -160,7 +112,7 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     const BlobIndex index{static_cast<uint32_t>(i)};
     if (!blobs.RootOf(index).local()) {
       const auto found = blobs.RootOf(index).Stat(blob.path);
-      files_.push_back(found ? found->access : kClosed);  // closed if it cannot be looked at
+      files_.push_back(found ? found->access : kClosedGate);  // closed if it cannot be looked at
       continue;
     }
     const std::string& path = blobs.RootOf(index).name();
@@ -177,7 +129,7 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
       gate = found->access;
       if (found->linked) linked_.push_back({read[i] != 0 ? path : MarkedBeside(path), blob.path});
     } else if (found.error().code != ErrorCode::kNotFound) {
-      gate = kClosed;
+      gate = kClosedGate;
     }
     AddBelowRoot(blobs.PathOf(index), blob, read[i] != 0 ? below : beside);
     if (!blob.store_owned) {
@@ -220,14 +172,14 @@ std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
   }
   for (const std::string& directory : searched) {
     const auto access = AccessOfDirectory(directory);
-    if (!access) gates.push_back(kClosed);
+    if (!access) gates.push_back(kClosedGate);
     if (access && *access) gates.push_back(**access);  // else a file was adopted
   }
   for (const LinkedFile& file : linked_) {
     const auto root = RootDirectory::Open(Unmarked(file.root));
     const auto found = root ? root->Look(file.path) : Fail(root.error());
     if (!found) {
-      if (!IsBeside(file.root) || !IsGone(found.error())) gates.push_back(kClosed);
+      if (!IsBeside(file.root) || !IsGone(found.error())) gates.push_back(kClosedGate);
       continue;
     }
     files.push_back(found->access);
@@ -255,13 +207,7 @@ std::shared_ptr<const AccessRule> StepAccess::rule() const {
 bool StepAccess::Allows(const Caller& caller, GroupCache& groups) const {
   if (caller.uid == 0) return true;
   const auto current = rule();
-  const std::vector<uint32_t> member_of = groups.Of(caller);
-  const auto passes = [&](const std::vector<OwnerAndMode>& gates, uint32_t bit) {
-    return std::all_of(gates.begin(), gates.end(), [&](const OwnerAndMode& gate) {
-      return Passes(gate, bit, caller.uid, member_of);
-    });
-  };
-  return passes(current->files, 04) && passes(current->directories, 01);
+  return current->Lets(caller.uid, groups.Of(caller));
 }
 
 }  // namespace ckptfs

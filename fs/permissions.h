@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "core/access/access_rule.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
@@ -48,26 +49,6 @@ class GroupCache {
   Mutex mutex_;
   std::map<uint32_t, Kept> kept_ GUARDED_BY(mutex_);
 };
-
-// POSIX: the owner's bits for the owner, the group's for members, else the others'.
-// `bit`: 04 to read a file, 01 to search a directory.
-bool Passes(const OwnerAndMode& gate, uint32_t bit, uint32_t uid,
-            const std::vector<uint32_t>& groups);
-
-// The rules that a caller has to pass, and how attributes show them.
-struct AccessRule {
-  std::vector<OwnerAndMode> files;        // distinct; to be read
-  std::vector<OwnerAndMode> directories;  // likewise; to be searched
-  uint32_t uid = 0;                       // of the sources, 0 if they differ
-  uint32_t gid = 0;
-  uint32_t read_bits = 0;  // subset of 0444: those that all gates have
-  // The kernel's check of (uid, gid, read_bits) lets through exactly those who
-  // pass all gates, so it may answer from its caches.
-  bool exact = false;
-};
-
-// No files: nobody but root passes.
-AccessRule MakeAccessRule(std::vector<OwnerAndMode> files, std::vector<OwnerAndMode> directories);
 
 class StepAccess {
  public:

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "core/access/access_rule.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/check/scattered_read.h"
@@ -163,31 +164,6 @@ Result<OwnerAndMode> AccessToAll(const BlobReader& blobs, const StepModel& model
 }
 
 }  // namespace
-
-OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files) {
-  if (files.empty()) return {};
-  const bool one_owner = std::all_of(files.begin(), files.end(), [&](const OwnerAndMode& file) {
-    return file.uid == files.front().uid;
-  });
-  const bool one_group = std::all_of(files.begin(), files.end(), [&](const OwnerAndMode& file) {
-    return file.gid == files.front().gid;
-  });
-  uint32_t bits = 0777;
-  for (const OwnerAndMode& file : files) bits &= file.CertainMode();
-  uint32_t owner = bits >> 6 & 7;
-  uint32_t group = bits >> 3 & 7;
-  uint32_t others = bits & 7;
-  // A user who is neither owner nor group of this file may be in the group of one of those,
-  // and a user who does not own it may own one.
-  if (!one_group) group = others = group & others;
-  if (!one_owner) {
-    owner &= group & others;
-    group &= bits >> 6;
-    others &= bits >> 6;
-  }
-  return OwnerAndMode{owner << 6 | group << 3 | others, one_owner ? files.front().uid : 0,
-                      one_group ? files.front().gid : 0};
-}
 
 Result<Packing> PackSmallPieces(const StepModel& model, BlobReader& blobs,
                                 const PackOptions& options) {

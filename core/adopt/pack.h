@@ -30,10 +30,6 @@
 
 namespace ckptfs {
 
-// A user (but root) who may read a file of the returned access may read each of `files`.
-// Where owners (or groups) differ, their bits go to nobody who lacks the others'.
-OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files);
-
 struct PackOptions {
   uint64_t limit = 0;     // of the data; 0: the bound above
   unsigned threads = 32;  // files read at a time

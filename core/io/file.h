@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,13 @@ struct OwnerAndMode {
   auto operator<=>(const OwnerAndMode&) const = default;
   // With an ACL only the owner's bits are certain.
   uint32_t CertainMode() const { return acl ? mode & 0700 : mode; }
+  // POSIX: the owner's bits for the owner, the group's for members, else the others'; root
+  // has all.  `right`: 04 to read a file, 01 to search a directory.
+  bool Lets(uint32_t right, uint32_t user, std::span<const uint32_t> groups) const {
+    if (user == 0) return true;
+    const bool member = std::ranges::find(groups, gid) != groups.end();
+    return (CertainMode() >> (user == uid ? 6 : member ? 3 : 0) & right) != 0;
+  }
 };
 
 struct FileIdentity {

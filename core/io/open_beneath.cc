@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "core/base/strings.h"
+#include "core/base/trust.h"
 #include "core/io/file_stamp.h"
 
 namespace ckptfs {
@@ -46,17 +47,10 @@ Status NotRegular(const std::string& name, const struct stat& status) {
   return Fail(ErrorCode::kInvalid, StrCat(name, " is not a regular file"));
 }
 
-// The owner that a link counts as.
+// The owner that a link counts as, with the link's group as the only one.
 struct LinkOwner {
   uint32_t uid = 0;
   uint32_t gid = 0;
-  // POSIX, with the link's group as the only one; an ACL may take the group's
-  // bits away, so they do not count then.
-  bool Passes(const OwnerAndMode& access, uint32_t bit) const {
-    if (uid == access.uid) return (access.mode >> 6 & bit) != 0;
-    if (gid == access.gid && !access.acl) return (access.mode >> 3 & bit) != 0;
-    return (access.mode & bit) != 0;
-  }
 };
 
 // Follows a path name by name, each one opened in the directory before it, so
@@ -125,7 +119,7 @@ class Walk {
 
   Status MayPass(const OwnerAndMode& access, uint32_t bit) const {
     for (const LinkOwner& owner : owners_) {
-      if (owner.Passes(access, bit)) continue;
+      if (access.Lets(bit, owner.uid, {&owner.gid, 1})) continue;
       return Fail(ErrorCode::kPermission, StrCat(name_, ": a symbolic link of user ", owner.uid,
                                                  " leads to a place that this user may not open"));
     }
@@ -160,7 +154,7 @@ class Walk {
 
   Status Follow(int link, const struct stat& status) {
     if (++links_ > kMaxLinks) return Fail(ErrnoError(ELOOP, StrCat("open ", name_)));
-    if (status.st_uid != 0 && status.st_uid != geteuid()) {
+    if (!IsOwnerTrusted(status, Believed::kOwnUserOrRoot)) {
       owners_.push_back({status.st_uid, status.st_gid});
     }
     char target[PATH_MAX];

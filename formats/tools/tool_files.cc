@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/access/access_rule.h"
 #include "core/access/searched_directories.h"
 #include "core/base/strings.h"
 #include "core/model/step_notes.h"
@@ -26,8 +27,8 @@ constexpr std::string_view kOwnKey = "own";
 constexpr int kDeepest = 4;  // folders in folders
 constexpr size_t kMaxToolNotes = 1000;
 static_assert(kToolDocument == kDocumentOfTool);
-constexpr uint32_t kRead = 0444;
-constexpr uint32_t kSearch = 0111;
+constexpr uint32_t kRead = 04;
+constexpr uint32_t kSearch = 01;
 
 constexpr std::array<std::pair<StepTool, std::string_view>, 3> kTools = {
     std::pair(StepTool::kTrainer, "trainer"), std::pair(StepTool::kAccelerate, "accelerate"),
@@ -131,9 +132,7 @@ Result<bool> IsClosed(const Walk& walk, const std::string& path) {
     if (!*one && one->error().code == ErrorCode::kNotFound) return true;
     if (!*one) return Fail(one->error());
   }
-  const uint32_t bits = folder->CertainMode() & kSearch;
-  return bits != kSearch && (folder->uid != own->uid || folder->gid != own->gid ||
-                             (own->CertainMode() & kSearch & ~bits) != 0);
+  return !LetsAllOf(*own, kSearch, *folder, kSearch);
 }
 
 // Where the sources of the step's kind read.
@@ -213,13 +212,13 @@ Document Render(StepTool tool, const std::string& own) {
 }  // namespace
 
 ReadersSoFar::ReadersSoFar(const StepModel& files_so_far) {
-  for (const Blob& blob : files_so_far.blobs) readers_.emplace(blob.mode, blob.uid, blob.gid);
+  for (const Blob& blob : files_so_far.blobs) readers_.insert({blob.mode, blob.uid, blob.gid});
 }
 
-bool ReadersSoFar::Covers(uint32_t bits, const OwnerAndMode& of) const {
-  return bits == kRead || std::ranges::any_of(readers_, [&](const auto& reader) {
-           const auto& [mode, uid, gid] = reader;
-           return uid == of.uid && gid == of.gid && (mode & kRead & ~bits) == 0;
+bool ReadersSoFar::Pass(const OwnerAndMode& gate, uint32_t right) const {
+  return LetsEverybody(gate, right) ||
+         std::ranges::any_of(readers_, [&](const OwnerAndMode& known) {
+           return LetsAllOf(known, kRead, gate, right);
          });
 }
 
@@ -227,9 +226,9 @@ Result<bool> ReadersSoFar::MayRead(const Root& root, const std::string& path) co
   CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
   CKPT_ASSIGN_OR_RETURN(const EntryStat place, root.Stat(path));
-  return Covers(identity.access.CertainMode() & kRead, identity.access) &&
+  return Pass(identity.access, kRead) &&
          std::ranges::all_of(place.searched, [&](const OwnerAndMode& directory) {
-           return Covers((directory.CertainMode() & kSearch) << 2, directory);
+           return Pass(directory, kSearch);
          });
 }
 

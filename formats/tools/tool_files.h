@@ -16,7 +16,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
 
 #include "core/base/result.h"
 #include "core/io/root.h"
@@ -49,8 +48,8 @@ class ReadersSoFar {
   Result<bool> MayRead(const Root& root, const std::string& path) const;
 
  private:
-  bool Covers(uint32_t bits, const OwnerAndMode& of) const;
-  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> readers_;  // mode, owner and group
+  bool Pass(const OwnerAndMode& gate, uint32_t right) const;
+  std::set<OwnerAndMode> readers_;
 };
 
 // A Lightning step may be one file; nothing lies around that.

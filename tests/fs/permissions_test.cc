@@ -25,19 +25,6 @@ using testing::TreeFixture;
 
 constexpr Caller kStranger{12345, 12345, 0};
 
-TEST(PermissionsTest, GatesAreThoseOfPosix) {
-  const OwnerAndMode file{0640, 10, 20};
-  EXPECT_TRUE(Passes(file, 04, 10, {99}));
-  EXPECT_TRUE(Passes(file, 04, 11, {99, 20}));
-  EXPECT_FALSE(Passes(file, 04, 11, {99}));
-  EXPECT_TRUE(Passes(file, 04, 0, {}));
-  EXPECT_FALSE(Passes({0404, 10, 20}, 04, 11, {20}))
-      << "a member gets the group's bits, not the others'";
-  EXPECT_TRUE(Passes({0711, 10, 20}, 01, 11, {99})) << "search is enough";
-  EXPECT_FALSE(Passes({0744, 10, 20}, 01, 11, {99}));
-  EXPECT_FALSE(Passes({0777, 10, 20, true}, 01, 11, {20})) << "an ACL: its owner's only";
-}
-
 TEST(PermissionsTest, StepsOfOthersAreNotThere) {
   TreeFixture t;
   t.AddStep("mine", "s", 1, 1, 0600);

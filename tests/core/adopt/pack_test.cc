@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <random>
 
 #include "core/blob/safetensors_header.h"
 #include "tests/core/adopt/pieces.h"
@@ -152,42 +151,6 @@ TEST(PackTest, AKeyIsTakenOnce) {
   pieces.Write();
   pieces.model().atoms[1].optimizer = "a";
   EXPECT_THAT(Keys(Packed(pieces.model())), ElementsAre("a/b/norm"));
-}
-
-bool MayRead(const OwnerAndMode& file, uint32_t uid, const std::vector<uint32_t>& groups) {
-  if (uid == file.uid) return (file.mode & 0400) != 0;
-  const bool member = std::find(groups.begin(), groups.end(), file.gid) != groups.end();
-  return (file.mode & (member ? 0040 : 0004)) != 0;
-}
-
-// A user who may read the side blob may read all that it was made of.
-TEST(PackTest, TheTightestAccessIsAsStrictAsEveryFile) {
-  std::mt19937 random(3);
-  int passed = 0;
-  for (int round = 0; round < 20000; ++round) {
-    std::vector<OwnerAndMode> files(1 + random() % 3);
-    for (OwnerAndMode& file : files) {
-      file =
-          OwnerAndMode{static_cast<uint32_t>(random() % 4 == 0 ? 0777 & ~(random() % 512) : 0644),
-                       static_cast<uint32_t>(random() % 3), static_cast<uint32_t>(random() % 3)};
-    }
-    const OwnerAndMode tightest = TightestAccess(files);
-    for (uint32_t uid = 1; uid < 4; ++uid) {
-      for (const std::vector<uint32_t>& groups :
-           {std::vector<uint32_t>{3}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 1, 2}}) {
-        if (!MayRead(tightest, uid, groups)) continue;
-        ++passed;
-        for (const OwnerAndMode& file : files) ASSERT_TRUE(MayRead(file, uid, groups)) << round;
-      }
-    }
-  }
-  EXPECT_GT(passed, 10000);
-  const std::vector<OwnerAndMode> alike(5, OwnerAndMode{0640, 7, 8});
-  EXPECT_EQ(TightestAccess(alike), (OwnerAndMode{0640, 7, 8}));
-  EXPECT_EQ(TightestAccess(std::vector<OwnerAndMode>{{0644, 7, 8}, {0600, 7, 8}}),
-            (OwnerAndMode{0600, 7, 8}));
-  EXPECT_EQ(TightestAccess(std::vector<OwnerAndMode>{{0644, 7, 8, true}}),
-            (OwnerAndMode{0600, 7, 8}));
 }
 
 }  // namespace
