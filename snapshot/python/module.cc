@@ -38,15 +38,7 @@ class Writer : public SnapshotWriter {
 };
 
 using Numbers = std::vector<uint64_t>;
-// (shape, [(box begins, box ends, at)], local_shape, flat, order)
-using PartTuple =
-    std::tuple<Numbers, std::vector<std::tuple<Numbers, Numbers, Numbers>>, std::optional<Numbers>,
-               std::optional<std::pair<uint64_t, uint64_t>>, Numbers>;
-// (key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part)
-using TensorTuple = std::tuple<std::string, std::string, std::string, std::string, bool,
-                               std::string, Numbers, uint64_t, int, bool, std::optional<PartTuple>>;
-using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
-using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 // A plan that Python keeps from one save to the next.
 struct Plan {
@@ -95,76 +87,98 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(bounded * 1000));
 }
 
-StatePart PartOf(const PartTuple& tuple) {
-  const auto& [shape, pieces, local_shape, flat, order] = tuple;
-  StatePart part{shape, {}, local_shape, {}, order};
-  for (const auto& [begin, end, at] : pieces) part.pieces.push_back({begin, end, at});
-  if (flat) part.flat = {flat->first, flat->second};
-  return part;
+void MakePart(StatePart* self, Numbers shape,
+              const std::vector<std::tuple<Numbers, Numbers, Numbers>>& pieces,
+              std::optional<Numbers> local_shape, std::optional<std::pair<uint64_t, uint64_t>> flat,
+              Numbers order) {
+  auto* const part =
+      new (self) StatePart{std::move(shape), {}, std::move(local_shape), {}, std::move(order)};
+  for (const auto& [begin, end, at] : pieces) part->pieces.push_back({begin, end, at});
+  if (flat) part->flat = {flat->first, flat->second};
 }
 
-CapturedTensor TensorOf(const TensorTuple& tuple) {
-  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part] =
-      tuple;
-  const auto known = DTypeFromTorch(dtype);
-  if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
-  CapturedTensor tensor;
-  tensor.key = key;
-  tensor.parameter = parameter;
-  tensor.kind = kind;
-  tensor.optimizer = optimizer;
-  tensor.number = number;
-  tensor.dtype = *known;
-  tensor.shape = shape;
-  if (part) tensor.part = PartOf(*part);
-  tensor.from = reinterpret_cast<const std::byte*>(address);
-  tensor.device = device;
-  tensor.lazy = lazy;
-  return tensor;
+DType DTypeNamed(const std::string& key, const std::string& name) {
+  const auto known = DTypeFromTorch(name);
+  if (!known) throw std::invalid_argument(key + ": dtype " + name + " is not known");
+  return *known;
 }
+
+const std::byte* At(uint64_t address) { return reinterpret_cast<const std::byte*>(address); }
 
 // Makes a plan of tensors without addresses.
-Plan PlanOf(const std::vector<TensorTuple>& tuples) {
-  std::vector<CapturedTensor> tensors;
-  tensors.reserve(tuples.size());
-  for (const TensorTuple& tuple : tuples) tensors.push_back(TensorOf(tuple));
+Plan PlanOf(std::vector<CapturedTensor> tensors) {
   auto plan = CapturePlan::Make(std::move(tensors));
   if (!plan) throw std::invalid_argument(plan.error().message);
   return {std::make_shared<const CapturePlan>(*std::move(plan))};
 }
 
-// One parameter for each of Python's.
-// NOLINTNEXTLINE(readability-function-size): nanobind takes a function as it is
-Capture CaptureOf(uint64_t step, const std::string& framework, const std::string& framework_version,
-                  const std::string& layout, const std::vector<TensorTuple>& tensors,
-                  const Plan& plan, const Numbers& addresses,
-                  const std::vector<std::pair<std::string, std::string>>& parameters,
-                  const std::vector<std::pair<std::string, std::string>>& aliases,
-                  const std::vector<GroupTuple>& groups,
-                  const std::vector<DocumentTuple>& documents,
-                  const std::vector<std::pair<int, uint64_t>>& streams,
-                  const std::vector<std::pair<std::string, uint32_t>>& alike) {
-  Capture capture;
-  capture.step = step;
-  capture.framework = framework;
-  capture.framework_version = framework_version;
-  capture.layout = layout;
-  for (const TensorTuple& tuple : tensors) capture.tensors.push_back(TensorOf(tuple));
-  capture.plan = plan.plan;
-  for (const uint64_t address : addresses) {
-    capture.sources.push_back(reinterpret_cast<const std::byte*>(address));
-  }
-  for (const auto& [name, role] : parameters) capture.parameters.push_back({name, role});
-  capture.aliases = aliases;
-  capture.alike = alike;
-  for (const auto& [optimizer, names, pickle] : groups) {
-    capture.groups.push_back({optimizer, names, pickle});
-  }
-  for (const auto& [key, scope, pickle, inner] : documents) {
-    capture.documents.push_back({key, scope, pickle, inner});
-  }
-  for (const auto& [device, handle] : streams) capture.streams.push_back({device, handle});
-  return capture;
+// What a save is made of, as Python names it.
+void BindCapture(nb::module_& module) {
+  nb::class_<StatePart>(module, "Part")
+      .def("__init__", &MakePart, nb::kw_only(), nb::arg("shape"), nb::arg("pieces"),
+           nb::arg("local_shape").none(), nb::arg("flat").none(), nb::arg("order"));
+  nb::class_<CapturedTensor>(module, "Tensor")
+      .def(
+          "__init__",
+          [](CapturedTensor* self, std::string key, std::string parameter, std::string kind,
+             std::string optimizer, bool number, const std::string& dtype, Numbers shape,
+             std::optional<StatePart> part, uint64_t address, int device, bool lazy) {
+            const DType known = DTypeNamed(key, dtype);
+            new (self) CapturedTensor{std::move(key),
+                                      std::move(parameter),
+                                      std::move(kind),
+                                      std::move(optimizer),
+                                      number,
+                                      known,
+                                      std::move(shape),
+                                      std::move(part),
+                                      At(address),
+                                      device,
+                                      lazy};
+          },
+          nb::kw_only(), nb::arg("key"), nb::arg("parameter"), nb::arg("kind"),
+          nb::arg("optimizer"), nb::arg("number"), nb::arg("dtype"), nb::arg("shape"),
+          nb::arg("part").none(), nb::arg("address"), nb::arg("device"), nb::arg("lazy"));
+  nb::class_<Plan>(module, "Plan").def("__init__", [](Plan* self, std::vector<CapturedTensor> of) {
+    new (self) Plan(PlanOf(std::move(of)));
+  });
+  nb::class_<Capture>(module, "Capture")
+      .def(nb::init<>())
+      .def_rw("step", &Capture::step)
+      .def_rw("framework", &Capture::framework)
+      .def_rw("framework_version", &Capture::framework_version)
+      .def_rw("layout", &Capture::layout)
+      .def_rw("aliases", &Capture::aliases)
+      .def_rw("alike", &Capture::alike)
+      .def("add_tensors",
+           [](Capture& self, const std::vector<CapturedTensor>& tensors) {
+             self.tensors.insert(self.tensors.end(), tensors.begin(), tensors.end());
+           })
+      .def("add_planned",
+           [](Capture& self, const Plan& plan, const Numbers& addresses) {
+             self.plan = plan.plan;
+             for (const uint64_t address : addresses) self.sources.push_back(At(address));
+           })
+      .def("add_parameters",
+           [](Capture& self, const Pairs& names_and_roles) {
+             for (const auto& [name, role] : names_and_roles) {
+               self.parameters.push_back({name, role});
+             }
+           })
+      .def("add_group",
+           [](Capture& self, std::string optimizer, std::vector<std::string> names,
+              std::string pickle) {
+             self.groups.push_back({std::move(optimizer), std::move(names), std::move(pickle)});
+           })
+      .def("add_document",
+           [](Capture& self, std::string key, std::string scope, std::string pickle,
+              std::vector<std::string> tensors) {
+             self.documents.push_back(
+                 {std::move(key), std::move(scope), std::move(pickle), std::move(tensors)});
+           })
+      .def("add_stream", [](Capture& self, int device, uint64_t handle) {
+        self.streams.push_back({device, handle});
+      });
 }
 
 // OWNERSHIP: what `given` held passes to the writer.
@@ -233,7 +247,7 @@ std::string ReplicaDigest(const std::vector<std::pair<uint64_t, uint64_t>>& memo
   nb::gil_scoped_release unlock;
   std::vector<std::span<const std::byte>> spans;
   for (const auto& [address, bytes] : memory) {
-    spans.emplace_back(reinterpret_cast<const std::byte*>(address), bytes);
+    spans.emplace_back(At(address), bytes);
   }
   return ReplicaDigestOf(spans, step).Hex();
 }
@@ -283,11 +297,8 @@ NB_MODULE(_native, module) {
     const auto door = ConnectForSnapshots(store);
     return door ? std::string() : door.error().message;
   });
-  (void)nb::class_<Capture>(module, "Capture");
-  (void)nb::class_<Plan>(module, "Plan");
-  module.def("plan", &PlanOf);
+  BindCapture(module);
   module.def("replica_digest", &ReplicaDigest);
-  module.def("capture", &CaptureOf);
   nb::class_<Writer>(module, "Writer")
       .def(
           "__init__",

@@ -1,34 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Callable, List, Optional, Tuple
 
-# Describes a part of a state: shape of the whole; pieces as (box's begins, box's ends, index in
-# the tensor); shape of the local tensor that a flat range is of, where there are pieces, too;
-# flat range; order of the dimensions in memory ([]: as they are).  As core/ingest/state_part.h
-# has it.
-Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[List[int]],
-             Optional[Tuple[int, int]], List[int]]
+# A part of a state (core/state/state_part.h).  `shape`: of the whole; `pieces`: (box's begins,
+# box's ends, index in the tensor); `local_shape`: of the tensor that a flat range is of, where
+# there are pieces, too; `flat`: the range; `order`: of the dimensions in memory ([]: as they are).
+class Part:
+    def __init__(self, *, shape: List[int],
+                 pieces: List[Tuple[List[int], List[int], List[int]]],
+                 local_shape: Optional[List[int]], flat: Optional[Tuple[int, int]],
+                 order: List[int]) -> None: ...
 
-# key, parameter, kind, optimizer, was a Python number, dtype as torch spells it, shape,
-# address of the first element (row-major), device (-1: host), may be copied until the next
-# update, part (None: whole)
-Tensor = Tuple[str, str, str, str, bool, str, List[int], int, int, bool, Optional[Part]]
+# A tensor of a save (snapshot/trainer/capture.h).  `number`: it was a Python number; `dtype`: as
+# torch spells it; `address`: of the first element (row-major); `device`: -1 is the host; `lazy`: it
+# may be copied until the next update; `part`: None is the whole state.
+class Tensor:
+    def __init__(self, *, key: str, parameter: str, kind: str, optimizer: str, number: bool,
+                 dtype: str, shape: List[int], part: Optional[Part], address: int, device: int,
+                 lazy: bool) -> None: ...
 
-class Capture: ...  # empty after it was saved
-class Plan: ...     # of tensors, their addresses left out
+# The part of captures that describes tensors, made once; it does not use their addresses.
+class Plan:
+    def __init__(self, tensors: List[Tensor], /) -> None: ...
 
-# Makes the part of captures that describes tensors, once; it does not use their addresses.
-def plan(tensors: List[Tensor], /) -> Plan: ...
-
-# Makes what a save takes.  `tensors`: beside those of the plan, which lie at `addresses`, in its
-# order; `streams`: (device, CUstream) that may still be writing tensors;
-# `alike`: of each set of ranks that share out what they hold, a digest of that and how many
-# they are.
-def capture(step: int, framework: str, framework_version: str, layout: str,
-            tensors: List[Tensor], plan: Plan, addresses: List[int],
-            parameters: List[Tuple[str, str]],
-            aliases: List[Tuple[str, str]], groups: List[Tuple[str, List[str], str]],
-            documents: List[Tuple[str, str, str, List[str]]],
-            streams: List[Tuple[int, int]], alike: List[Tuple[str, int]], /) -> Capture: ...
+# What a save takes (snapshot/trainer/capture.h); empty after it was saved.
+class Capture:
+    step: int
+    framework: str
+    framework_version: str
+    layout: str
+    aliases: List[Tuple[str, str]]  # alias, name
+    # Of each set of ranks that share out what they hold: a digest of that, and how many they are.
+    alike: List[Tuple[str, int]]
+    def __init__(self) -> None: ...
+    def add_tensors(self, tensors: List[Tensor], /) -> None: ...
+    # Tensors of a plan, which lie at `addresses`, in its order.
+    def add_planned(self, plan: Plan, addresses: List[int], /) -> None: ...
+    def add_parameters(self, names_and_roles: List[Tuple[str, str]], /) -> None: ...
+    def add_group(self, optimizer: str, names: List[str], pickle: str, /) -> None: ...
+    def add_document(self, key: str, scope: str, pickle: str, tensors: List[str], /) -> None: ...
+    # A CUstream that may still be writing tensors of the device.
+    def add_stream(self, device: int, handle: int, /) -> None: ...
 
 # Digests the bytes at (address, size); of large pieces only places that move with `step`.
 def replica_digest(memory: List[Tuple[int, int]], step: int, /) -> str: ...

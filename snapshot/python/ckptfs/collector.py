@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 import torch
 from torch import nn
 
-from . import state
-from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, local_of, mesh_key
+from . import compat, state
+from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, mesh_key
 from .holders import Description, Holders, exchange, gather
 from .saved_values import TENSORS
 from .saver import Group
@@ -19,29 +19,16 @@ LOG = logging.getLogger('ckptfs')
 
 def _fsdp_params(models: Sequence[nn.Module]) -> Iterator[Any]:
     """FSDP2's own record of each parameter that it shards."""
-    for model in models:
-        for module in model.modules():
-            get = getattr(module, '_get_fsdp_state', None)
-            if get is None:
-                continue
-            held = get()
-            groups = getattr(held, '_fsdp_param_groups', None)
-            for group in [held._fsdp_param_group] if groups is None else groups:
-                yield from group.fsdp_params if group is not None else ()
+    return (param for model in models for module in model.modules()
+            for param in compat.fsdp_params(module))
 
 
 def _sharded(models: Sequence[nn.Module]) -> Dict[Tuple[int, str], torch.Tensor]:
     """By id of the module and name: the sharded parameters of FSDP2, which a module
     does not have while they are gathered (reshard_after_forward=False, the root
     after a forward without backward)."""
-    found = {}
-    for param in _fsdp_params(models):
-        info = param._module_info
-        places = [(info.module, info.param_name),
-                  *zip(info.shared_modules, info.shared_param_names)]
-        for module, name in places:
-            found[id(module), name] = param.sharded_param
-    return found
+    return {(id(module), name): param.sharded_param for param in _fsdp_params(models)
+            for module, name in compat.fsdp_places(param)}
 
 
 class PlacingCollector:
@@ -127,7 +114,7 @@ class PlacingCollector:
         boxes = self._boxes.of(one.tensor)
         if boxes is None:
             return []
-        local = replace(one, tensor=local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
+        local = replace(one, tensor=compat.local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
         if not is_cut(one.tensor):
             return [local]
         return [replace(local, shape=list(weight.shape), pieces=boxes)]

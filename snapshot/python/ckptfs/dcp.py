@@ -17,14 +17,12 @@ from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter
 from torch.futures import Future
 
-from . import _native, state, url
+from . import _native, compat, state, url
 from .collector import PlacingCollector
-from .dtensor import local_of
 from .saved_values import SPELLING, TENSORS
 from .saver import Group, Saver, own_job
 from .state import NotHeld, State
@@ -96,7 +94,7 @@ class StateDict:
 
 def _place_of(tensor: torch.Tensor) -> Optional[Tuple]:
     """Returns what two names of one tensor have alike."""
-    local = local_of(tensor)
+    local = compat.local_of(tensor)
     if local.layout != torch.strided or not local.untyped_storage().data_ptr():
         return None
     return (local.untyped_storage().data_ptr(), local.storage_offset(), tuple(local.shape),
@@ -230,7 +228,7 @@ class Meeting:
 
     def gather(self, value: object, world: int) -> List[Any]:
         """Everybody's value, by rank.  An error of the store if somebody does not come."""
-        store = torch.distributed.distributed_c10d._get_default_store()
+        store = compat.default_store()
         self._said += 1
         rank, name = torch.distributed.get_rank(), f'{self._name}/{self._said}'
         store.set(f'{name}/{rank}', pickle.dumps(value))
@@ -386,7 +384,7 @@ class Writer(StorageWriter, AsyncStager):
             if plan.storage_data != world and not self._trouble:
                 self._trouble = f'only {plan.storage_data} of {world} ranks save it'
             flat, paths = getattr(planner, 'state_dict', {}), getattr(planner, 'mappings', None)
-            self._save(unflatten_state_dict(flat, paths) if paths else flat, False)
+            self._save(compat.unflatten_state_dict(flat, paths) if paths else flat, False)
         self._staged = False
         if self.taken and self._saver is not None and self._step is not None:
             self.taken = self._saver.wait_durable(self._step)

@@ -7,16 +7,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
+from .compat import DTensor, local_of, local_shape_and_offset
 from .state import Box, NotHeld
-
-try:
-    from torch.distributed.tensor import DTensor
-except ImportError:  # before 2.5, or without torch.distributed
-    try:
-        from torch.distributed._tensor import DTensor
-    except ImportError:
-        class DTensor:  # type: ignore[no-redef]
-            """Nothing is one."""
 
 Run = Tuple[int, int]  # [begin, end) of a dimension's indexes
 
@@ -29,12 +21,6 @@ def is_dtensor(tensor: object) -> bool:
 def is_dtensor_type(kind: type) -> bool:
     """True if its objects are."""
     return issubclass(kind, DTensor)
-
-
-def local_of(tensor: Any) -> torch.Tensor:
-    """Returns this rank's part, as it is kept: nothing is moved.  Returns another tensor as it
-    is."""
-    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def _cut(runs: Sequence[Run], begin: int, end: int) -> List[Run]:
@@ -141,9 +127,7 @@ class Boxes:
 
     @staticmethod
     def _compare(tensor: Any, boxes: List[Box]) -> None:
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        shape, offset = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements)
+        shape, offset = local_shape_and_offset(tensor)
         first = boxes[0][0]
         if list(shape) != _extent(boxes) or (0 not in shape and list(offset) != list(first)):
             raise NotHeld(f'{tensor.placements}: torch has {shape} at {offset}, not {boxes}')

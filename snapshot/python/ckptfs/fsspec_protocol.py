@@ -25,13 +25,16 @@ def _instead(stock: type, ours: Any) -> None:
 
 def _install() -> None:
     try:
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+        from .compat import fsspec_classes
     except ImportError:
-        return  # without torch, or one that has neither: FileSystem says no
+        return  # without torch: FileSystem says no
+    classes = fsspec_classes()
+    if not classes:
+        return
     from .dcp import Writer
     from .dcp_reader import Reader
-    _instead(FsspecWriter, Writer)
-    _instead(FsspecReader, Reader)
+    for stock, ours in zip(classes, (Writer, Reader)):
+        _instead(stock, ours)
 
 
 _install()

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
+from . import compat
 from .state import NotHeld
 
 Place = Tuple[Any, ...]
@@ -49,7 +50,7 @@ def _named(value: Any, path: str) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def _storage_class(dtype: torch.dtype) -> Any:
-    name = torch.storage._dtype_to_storage_type_map().get(dtype)
+    name = compat.storage_names().get(dtype)
     if name is None or 'Q' in name:
         raise NotHeld(f'a checkpoint cannot hold a tensor of {dtype}')
     return getattr(torch, name)
@@ -72,7 +73,7 @@ def _row_major(shape: Tuple[int, ...]) -> Tuple[int, ...]:
 
 def _plain(tensor: torch.Tensor) -> bool:
     return (type(tensor) is torch.Tensor and tensor.layout == torch.strided
-            and not tensor.is_quantized and not torch._utils._get_obj_state(tensor))
+            and not tensor.is_quantized and not compat.has_more_state(tensor))
 
 
 class _FilePickler(pickle.Pickler):
@@ -97,7 +98,7 @@ class _FilePickler(pickle.Pickler):
             key = f'empty/{str(value.dtype).removeprefix("torch.")}'
         if key not in self.storages:
             self.storages[key] = Storage(key, value, self._updated(value))
-        return torch._utils._rebuild_tensor_v2, (
+        return compat.rebuild_tensor(), (
             _Elements(key, value), 0, shape, _row_major(shape), value.requires_grad, _hooks())
 
     def persistent_id(self, value: Any) -> Any:

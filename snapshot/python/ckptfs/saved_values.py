@@ -4,8 +4,8 @@ import pickle
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from .compat import flatten_state_dict
 from .plain_pickle import Unreadable, plain, unknown_in
 
 # A document: which keys of a state dict the model and the optimizers stood under.

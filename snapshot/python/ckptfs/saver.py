@@ -319,14 +319,15 @@ class Saver:
         for key, value in {**self._documents, **model.extra}.items():
             shot.add_document(key, scope, *self._document(key, value))
         declares = self._rank == 0 or model.per_rank
+        capture = shot.capture
+        capture.step, capture.layout, capture.alike = step, model.layout, self._shares.alike
+        capture.framework, capture.framework_version = model.framework, model.framework_version
         if declares:
+            capture.add_parameters(model.parameters)
+            capture.aliases = model.aliases
             for group in groups:
                 shot.add_group(*group)
-        return shot, _native.capture(
-            step, model.framework, model.framework_version, model.layout, shot.tensors,
-            self._plans.of(shot.planned), shot.addresses,
-            model.parameters if declares else [], model.aliases if declares else [],
-            shot.groups, shot.documents, shot.streams(), self._shares.alike)
+        return shot, shot.finish(self._plans)
 
     def _document(self, key: str, value: Any) -> Tuple[bytes, List[torch.Tensor]]:
         """Says at its first save what of it cannot be loaded again."""
@@ -345,10 +346,10 @@ class Saver:
             shot.add_file(file)
         if self._rank == 0:
             shot.add_document('tag', '', *state.document(tag))
-        return shot, _native.capture(
-            step, collector.framework, collector.version, '', shot.tensors,
-            self._plans.of(shot.planned), shot.addresses, [], [], [],
-            shot.documents, shot.streams(), [])
+        capture = shot.capture
+        capture.step, capture.framework, capture.framework_version = (
+            step, collector.framework, collector.version)
+        return shot, shot.finish(self._plans)
 
 
 def _close(reference: 'weakref.ref[Saver]') -> None:

@@ -25,8 +25,10 @@ SMALL = 64 << 10
 
 # name, tensor, its version, its address (None: does not matter)
 Watched = Tuple[str, torch.Tensor, int, Optional[int]]
-# key, parameter, kind, optimizer, whether it was a number, dtype, shape, device, lazy, part
+# The fields of a tensor that plans have, as a tuple: a named one takes twice as long to make.
 Planned = Tuple[Any, ...]
+PLANNED = ('key', 'parameter', 'kind', 'optimizer', 'number', 'dtype', 'shape', 'device', 'lazy',
+           'part')
 # As the writer spells them: those whose bytes are all there is of them.
 _NAMES = {dtype: str(dtype).removeprefix('torch.') for dtype in vars(torch).values()
           if isinstance(dtype, torch.dtype) and not str(dtype).startswith('torch.q')}
@@ -41,17 +43,25 @@ def cuda_library() -> str:
     return 'libcuda.so.1' if used and _native.has_cuda('libcuda.so.1') else ''
 
 
+def _tensor(planned: Planned, address: int = 0) -> _native.Tensor:
+    fields = dict(zip(PLANNED, planned))
+    part = fields['part']
+    fields.update(address=address, shape=list(fields['shape']),
+                  part=None if part is None else _native.Part(**part._asdict()))
+    return _native.Tensor(**fields)
+
+
 class Plans:
     """The plan of a save: all about its tensors but where they lie; made anew if that changed."""
 
     def __init__(self) -> None:
         self._planned: Sequence[Planned] = ()
-        self._plan = _native.plan([])
+        self._plan = _native.Plan([])
 
     def of(self, planned: List[Planned]) -> _native.Plan:
         """The plan of these tensors."""
         if planned != self._planned:
-            self._plan = _native.plan([(*one[:6], list(one[6]), 0, *one[7:]) for one in planned])
+            self._plan = _native.Plan([_tensor(one) for one in planned])
             self._planned = planned
         return self._plan
 
@@ -61,25 +71,29 @@ def _is_stored_as_it_is(tensor: torch.Tensor) -> bool:
 
 
 class Shot:
-    """The arguments of one save, and what keeps their memory."""
+    """What one save is made of, and what keeps its memory."""
 
     def __init__(self, lazy: bool, turn: Turn) -> None:
         self.lazy = lazy and not turn.eager
         self._turn = turn
         self.raised: Optional[BaseException] = None  # by a handler of a signal, in the save
+        self.capture = _native.Capture()
         self.planned: List[Planned] = []
         self.addresses: List[int] = []  # of what is planned
-        self.tensors: List[_native.Tensor] = []  # all others
-        self.groups: List[Tuple[str, List[str], str]] = []
-        self.documents: List[Tuple[str, str, str, List[str]]] = []
+        self._tensors: List[_native.Tensor] = []  # all others
+        self._groups = 0
         self.kept: List[Any] = []
         self._late: List[Watched] = []   # copied after the save
         self._early: List[Watched] = []  # and by it
         self.devices: Set[int] = set()
 
-    def streams(self) -> List[Tuple[int, int]]:
-        """The streams that may still be writing what lies on devices."""
-        return streams(self.devices) if self.devices else []
+    def finish(self, plans: Plans) -> _native.Capture:
+        """The capture, after everything was added."""
+        self.capture.add_planned(plans.of(self.planned), self.addresses)
+        self.capture.add_tensors(self._tensors)
+        for device, handle in streams(self.devices) if self.devices else []:
+            self.capture.add_stream(device, handle)
+        return self.capture
 
     # ---- what was written meanwhile ------------------------------------------
 
@@ -185,9 +199,9 @@ class Shot:
         self.kept.append(plain)
         is_what = ('', '', '', False) if one is None else (
             one.parameter, one.kind, one.optimizer, one.number)
-        self.tensors.append((key, *is_what, str(plain.dtype).removeprefix('torch.'),
-                             list(plain.shape), plain.data_ptr(), -1, False,
-                             one.part() if one else None))
+        self._tensors.append(_tensor(
+            (key, *is_what, str(plain.dtype).removeprefix('torch.'), plain.shape, -1, False,
+             one.part() if one else None), plain.data_ptr()))
 
     # ---- what a save is made of ----------------------------------------------
 
@@ -201,8 +215,8 @@ class Shot:
         keys = [f'{file.name}/{storage.key}' for storage in file.storages]
         self._plan((key, None, storage.tensor, storage.updated)
                    for key, storage in zip(keys, file.storages))
-        self.documents.append((file.name, 'file' if file.pickled else 'part', self._add_pickle(
-            f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys))
+        self.capture.add_document(file.name, 'file' if file.pickled else 'part', self._add_pickle(
+            f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys)
 
     def _add_pickle(self, key: str, text: bytes) -> str:
         self._add(torch.frombuffer(bytearray(text), dtype=torch.uint8), key)
@@ -210,8 +224,9 @@ class Shot:
 
     def add_group(self, optimizer: str, names: List[str], pickled: bytes) -> None:
         """A parameter group."""
-        key = self._add_pickle(f'ckptfs.group/{len(self.groups)}', pickled)
-        self.groups.append((optimizer, names, key))
+        key = self._add_pickle(f'ckptfs.group/{self._groups}', pickled)
+        self._groups += 1
+        self.capture.add_group(optimizer, names, key)
 
     def add_document(self, name: str, scope: str, pickled: bytes,
                      tensors: List[torch.Tensor]) -> None:
@@ -219,5 +234,5 @@ class Shot:
         keys = [f'ckptfs.document/{name}/{i}' for i in range(len(tensors))]
         for key, tensor in zip(keys, tensors):
             self._add(tensor, key)
-        self.documents.append(
-            (name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys))
+        self.capture.add_document(
+            name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys)

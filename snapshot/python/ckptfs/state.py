@@ -8,14 +8,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence,
-                    Set, Tuple)
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional,
+                    Sequence, Set, Tuple)
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from . import replicas
+from . import compat, replicas
 from .plain_pickle import plain
 
 
@@ -24,6 +24,15 @@ class NotHeld(Exception):
 
 
 Box = Tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+
+class Part(NamedTuple):
+    """As _native.Part, which cannot be compared."""
+    shape: List[int]
+    pieces: List[Box]
+    local_shape: Optional[List[int]]
+    flat: Optional[Tuple[int, int]]
+    order: List[int]
 
 
 @dataclass
@@ -56,18 +65,18 @@ class State:
     # Tensors beside `tensor` whose version counters tell of writes to it.
     watched: Sequence[torch.Tensor] = ()
 
-    def part(self, order: Sequence[int] = ()) -> Optional[Tuple]:
-        """_native.Part; None if it is a whole state.  order: of the tensor's dimensions, if they do
-        not lie as they are."""
+    def part(self, order: Sequence[int] = ()) -> Optional[Part]:
+        """The part of its state that it is; None if it is a whole state.  order: of the tensor's
+        dimensions, if they do not lie as they are."""
         if self.shape is None:
-            return (list(self.tensor.shape), [], None, None, list(order)) if order else None
+            return Part(list(self.tensor.shape), [], None, None, list(order)) if order else None
         pieces = list(self.pieces or [])
         if self.offsets is not None:
             ends = [at + size for at, size in zip(self.offsets, self.tensor.shape)]
             pieces = [(self.offsets, ends, [0] * len(self.offsets))]
-        return (list(self.shape), [tuple(map(list, box)) for box in pieces],
-                None if self.local_shape is None else list(self.local_shape),
-                None if self.flat is None else tuple(self.flat), list(order))
+        return Part(list(self.shape), [tuple(map(list, box)) for box in pieces],
+                    None if self.local_shape is None else list(self.local_shape),
+                    None if self.flat is None else tuple(self.flat), list(order))
 
 
 @dataclass
@@ -92,8 +101,8 @@ def _without(module: nn.Module, wrappers: Sequence[str]) -> nn.Module:
     while found:
         found = False
         for inner in wrappers:
-            if isinstance(module._modules.get(inner), nn.Module):
-                module, found = module._modules[inner], True
+            if isinstance(compat.children(module).get(inner), nn.Module):
+                module, found = compat.children(module)[inner], True
     return module
 
 
@@ -135,7 +144,7 @@ def refuse_unknown(module: nn.Module) -> None:
 def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
     module = unwrap(module)
     yield prefix, module
-    for name, child in module._modules.items():
+    for name, child in compat.children(module).items():
         if child is not None:
             yield from _walk(child, f'{prefix}{name}.')
 
@@ -148,9 +157,8 @@ def model_state(modules: Sequence[nn.Module],
     model, seen = Model(), {}
     for prefix, module in (place for m in modules for place in _walk(m, '')):
         held = [(n, p, 'trainable' if p.requires_grad else 'frozen')
-                for n, p in module._parameters.items() if p is not None]
-        held += [(n, b, 'buffer') for n, b in module._buffers.items()
-                 if b is not None and n not in module._non_persistent_buffers_set]
+                for n, p in compat.parameters(module).items() if p is not None]
+        held += [(n, b, 'buffer') for n, b in compat.buffers(module).items() if b is not None]
         for name, tensor, role in held:
             tensor = (instead or {}).get((id(module), name), tensor)
             name = prefix + name
@@ -170,10 +178,6 @@ def model_state(modules: Sequence[nn.Module],
     return model
 
 
-# The code that wraps the step of every torch optimizer, and calls the hooks.
-HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
-
-
 def _is_its_own(optimizer: object, step: Any) -> bool:
     """True if what is called as its step does nothing but what its class's does: that, bound,
     or inside of what torch's schedulers put around it."""
@@ -188,7 +192,7 @@ def waits_for_hooks(optimizer: object) -> bool:
         return False
     own = type(optimizer).step
     # A patch of the class may have copied what marks a hooked one (functools.wraps).
-    return (getattr(own, '__code__', None) is HOOKED_STEP
+    return (getattr(own, '__code__', None) is compat.HOOKED_STEP
             and _is_its_own(optimizer, vars(optimizer).get('step', own)))
 
 
@@ -200,13 +204,12 @@ def updates_in_backward(parameters: Iterable[torch.Tensor]) -> str:
     """The first hook of the backward pass that a parameter has, by its place in somebody's
     code, which may update parameters beside every optimizer's step (LOMO); or ''."""
     for parameter in parameters:
-        for kind in ('_post_accumulate_grad_hooks', '_backward_hooks'):
-            for hook in (getattr(parameter, kind, None) or {}).values():
-                while isinstance(hook, partial):
-                    hook = hook.func
-                module = getattr(hook, '__module__', None) or ''
-                if module.partition('.')[0] not in _KNOWN:
-                    return f'{module}.{getattr(hook, "__qualname__", type(hook).__qualname__)}'
+        for hook in compat.backward_hooks(parameter):
+            while isinstance(hook, partial):
+                hook = hook.func
+            module = getattr(hook, '__module__', None) or ''
+            if module.partition('.')[0] not in _KNOWN:
+                return f'{module}.{getattr(hook, "__qualname__", type(hook).__qualname__)}'
     return ''
 
 

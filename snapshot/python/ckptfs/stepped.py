@@ -11,8 +11,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import state
-from .dtensor import local_of
+from . import compat, state
 
 # By id: an optimizer, and how many steps had been made with its last, since this was imported.
 _SEEN: Dict[int, Tuple['weakref.ref[Any]', int]] = {}
@@ -34,7 +33,7 @@ register_optimizer_step_pre_hook(_note)
 
 def _extent(tensor: torch.Tensor) -> Tuple[int, int]:
     """The addresses of its values, or of this rank's part of them; none if they lie apart."""
-    local = local_of(tensor)
+    local = compat.local_of(tensor)
     if local.layout != torch.strided or not local.is_contiguous():
         return (0, 0)
     return (local.data_ptr(), local.data_ptr() + local.nbytes)

@@ -16,7 +16,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .devices import note_step, watch_graphs
-from .state import HOOKED_STEP, NotHeld
+from .compat import HOOKED_STEP
+from .state import NotHeld
 
 # Seconds between two looks at what other threads do.
 PAUSE = 0.001

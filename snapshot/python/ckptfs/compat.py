@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes of torch that are not its public interface, each used here alone.
+
+A release of torch that moves one of them is met here: what is missing is refused by name where it
+is needed, never worked around elsewhere.  Works with torch 2.4 and later; nothing here writes.
+"""
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+
+import torch
+from torch import nn
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # before 2.5, or without torch.distributed
+    try:
+        from torch.distributed._tensor import DTensor
+    except ImportError:
+        class DTensor:  # type: ignore[no-redef]
+            """Nothing is one."""
+
+# The code that wraps the step of every torch optimizer, and calls the hooks.
+HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+
+
+# ---- modules ---------------------------------------------------------------
+
+
+def children(module: nn.Module) -> Dict[str, Any]:
+    """A module's own modules, also those that are None or stand there twice."""
+    return module._modules
+
+
+def parameters(module: nn.Module) -> Dict[str, Any]:
+    """A module's own parameters; some are None."""
+    return module._parameters
+
+
+def buffers(module: nn.Module) -> Dict[str, Any]:
+    """A module's own buffers that a state dict has; some are None."""
+    passing: Set[str] = module._non_persistent_buffers_set
+    return {name: one for name, one in module._buffers.items() if name not in passing}
+
+
+def backward_hooks(parameter: torch.Tensor) -> Iterator[Any]:
+    """What the backward pass calls for a parameter."""
+    for kind in ('_post_accumulate_grad_hooks', '_backward_hooks'):
+        yield from (getattr(parameter, kind, None) or {}).values()
+
+
+def fsdp_params(module: nn.Module) -> Iterator[Any]:
+    """FSDP2's own record of each parameter that it shards in a module: `sharded_param`, and
+    `places` (module, name) that have it."""
+    get = getattr(module, '_get_fsdp_state', None)
+    if get is None:
+        return
+    held = get()
+    groups = getattr(held, '_fsdp_param_groups', None)  # 2.13 has several
+    for group in [held._fsdp_param_group] if groups is None else groups:
+        yield from group.fsdp_params if group is not None else ()
+
+
+def fsdp_places(param: Any) -> List[Tuple[nn.Module, str]]:
+    """The module and name of a record of FSDP2's, and of those that share the parameter."""
+    info = param._module_info
+    return [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)]
+
+
+# ---- tensors ---------------------------------------------------------------
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor, as it is kept: nothing is moved.  Another tensor as it is."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def local_shape_and_offset(tensor: Any) -> Tuple[Sequence[int], Sequence[int]]:
+    """Shape of this rank's part of a DTensor, and its first index in the whole, as torch has it."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    return compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def storage_names() -> Dict[torch.dtype, str]:
+    """The name of each type's storage class, as a file of torch.save has it."""
+    return torch.storage._dtype_to_storage_type_map()
+
+
+def has_more_state(tensor: torch.Tensor) -> bool:
+    """True if torch.save would write attributes of the tensor, too."""
+    return bool(torch._utils._get_obj_state(tensor))
+
+
+def rebuild_tensor() -> Any:
+    """The function by which a file of torch.save makes a tensor."""
+    return torch._utils._rebuild_tensor_v2
+
+
+# ---- torch.distributed -----------------------------------------------------
+
+
+def default_store() -> Any:
+    """The store of the job's default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def fsspec_classes() -> Tuple[type, ...]:
+    """DCP's writer and reader of fsspec's paths; () where torch has none."""
+    try:
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    except ImportError:
+        return ()
+    return FsspecWriter, FsspecReader
+
+
+def flatten_state_dict(nested: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """A state dict as DCP flattens it: values by key, and the path of each key."""
+    from torch.distributed.checkpoint import _nested_dict
+    return _nested_dict.flatten_state_dict(nested)
+
+
+def unflatten_state_dict(flat: Dict[str, Any], paths: Dict[str, Any]) -> Any:
+    """The inverse of flatten_state_dict."""
+    from torch.distributed.checkpoint import _nested_dict
+    return _nested_dict.unflatten_state_dict(flat, paths)
