@@ -43,20 +43,6 @@ Status RefuseUrl(std::string_view path) {
           "filesystem)"));
 }
 
-// Options of mount -o that become words of ours.
-struct OptionWord {
-  std::string_view name;
-  bool has_value;
-};
-constexpr std::array kOptionWords = {
-    OptionWord{"run", true},     OptionWord{"step", true},      OptionWord{"layout", true},
-    OptionWord{"adopt", true},   OptionWord{"mode", true},      OptionWord{"budget", true},
-    OptionWord{"reserve", true}, OptionWord{"log", true},       OptionWord{"read-ahead", true},
-    OptionWord{"follow", false}, OptionWord{"mkdir", false},    OptionWord{"root", true},
-    OptionWord{"threads", true}, OptionWord{"clone-fd", false}, OptionWord{"name", true},
-    OptionWord{"link", false},   OptionWord{"copy", false},     OptionWord{"nonempty", false},
-};
-
 // Options that mount(8), systemd and mount.fuse know and we do not need: the mount is
 // read-only, nosuid and nodev whatever is asked.
 constexpr std::array kGenericWords =
@@ -89,29 +75,24 @@ bool IsGeneric(std::string_view name) {
          std::find(kGenericWords.begin(), kGenericWords.end(), name) != kGenericWords.end();
 }
 
-Status AppendOption(std::string_view option, bool sloppy, std::vector<std::string>& out) {
+Status AppendOption(std::string_view option, const MountOptions& ours, bool sloppy,
+                    std::vector<std::string>& out) {
   const size_t equals = option.find('=');
-  const std::string_view name = option.substr(0, equals);
-  if (name == "allow_other") {
-    out.push_back("--allow-other");
-    return {};
+  std::string name(option.substr(0, equals));
+  if (name == "allow_other") name = "allow-other";  // libfuse's spelling
+  const auto known = ours.find(name);
+  if (known == ours.end()) {
+    if (sloppy || IsGeneric(name)) return {};
+    return Refuse("-o ", option,
+                  ": neither an option of ckptfs nor one that mount(8) has for every filesystem");
   }
-  for (const OptionWord& known : kOptionWords) {
-    if (name != known.name) continue;
-    if (known.has_value != (equals != std::string_view::npos)) {
-      return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": ",
-                                              known.has_value ? "needs a value"
-                                                              : "does not take "
-                                                                "a value"));
-    }
-    out.push_back(StrCat("--", name));
-    if (known.has_value) out.emplace_back(option.substr(equals + 1));
-    return {};
+  const bool has_value = equals != std::string_view::npos;
+  if (known->second != has_value) {
+    return Refuse("-o ", option, has_value ? ": does not take a value" : ": needs a value");
   }
-  if (sloppy || IsGeneric(name)) return {};
-  return Fail(ErrorCode::kInvalid, StrCat("-o ", option,
-                                          ": neither an option of ckptfs nor one "
-                                          "that mount(8) has for every filesystem"));
+  out.push_back(StrCat("--", name));
+  if (has_value) out.emplace_back(option.substr(equals + 1));
+  return {};
 }
 
 // True if the words of mount(8) have -s: unknown options are to be ignored then.
@@ -256,7 +237,8 @@ std::string HumanDuration(int64_t nanoseconds) {
   return StrCat(seconds / 86400, " d ", seconds / 3600 % 24, " h");
 }
 
-Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words) {
+Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words,
+                                                     const MountOptions& ours) {
   if (!LooksLikeMount(words)) return words;
   std::vector<std::string> out = {"mount"};
   const std::string store = words[0];
@@ -269,7 +251,7 @@ Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> wo
     if (++i == words.size()) return Fail(ErrorCode::kInvalid, StrCat(word, " needs a value"));
     if (word != "-o") continue;
     for (const std::string& option : SplitOptions(words[i])) {
-      CKPT_RETURN_IF_ERROR(AppendOption(option, sloppy, out));
+      CKPT_RETURN_IF_ERROR(AppendOption(option, ours, sloppy, out));
     }
   }
   if (store != "none" && store != "ckptfs") {  // fstab's ways to say: the default store

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,10 +67,14 @@ std::string HumanBytes(uint64_t bytes);
 // "42 s", "3 min", "5 h 12 min", "2 d 3 h": the two largest units, for people.
 std::string HumanDuration(int64_t nanoseconds);
 
+// By name without dashes: whether the option takes a value.
+using MountOptions = std::map<std::string, bool, std::less<>>;
+
 // mount(8) calls `ckptfs SPEC DIR [-sfnv] [-N ns] [-t type] [-o options]`: if
 // `words` (without the program's name) look like that, the same request as words of the
 // `mount` subcommand, else `words` unchanged.  Generic options are dropped, and
-// unknown ones where -s says so; else those are kInvalid.
-Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words);
+// unknown ones where -s says so; else those are kInvalid.  `ours`: what the subcommand takes.
+Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words,
+                                                     const MountOptions& ours);
 
 }  // namespace ckptfs

@@ -82,14 +82,28 @@ int FinishOutput(int code) {
   return code == 0 ? static_cast<int>(ExitCode::kFailed) : code;
 }
 
+// What `mount -o` may say: all that the subcommand takes, but for the store, which is mount(8)'s
+// source, and --foreground, since mount(8) waits for the command's end.
+MountOptions MountOptionsOf(const CommandSet& commands) {
+  MountOptions options;
+  for (const Command& command : commands.commands()) {
+    if (command.name != "mount") continue;
+    for (const CommandOption& option : command.options) {
+      if (option.positional() || option.name == "--store" || option.name == "--foreground")
+        continue;
+      options[option.name.substr(2)] = !std::holds_alternative<bool*>(option.target);
+    }
+  }
+  return options;
+}
+
 int Execute(std::vector<std::string> words) {
-  auto translated = TranslateMountWords(std::move(words));
-  if (!translated) {
+  try {
+    const auto commands = MakeCommandSet();
+    const auto translated = TranslateMountWords(std::move(words), MountOptionsOf(*commands));
+    if (translated) return commands->Run(*translated);
     fmt::print(stderr, "ckptfs: {}\n", Printable(translated.error().message));
     return static_cast<int>(ExitCode::kUsage);
-  }
-  try {
-    return MakeCommandSet()->Run(*translated);
   } catch (const std::exception& error) {
     fmt::print(stderr, "ckptfs: {}\n", Printable(error.what()));
     return static_cast<int>(ExitCode::kFailed);

@@ -12,40 +12,50 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+Result<Words> Translate(Words words) {
+  return TranslateMountWords(std::move(words), {{"run", true},
+                                                {"step", true},
+                                                {"adopt", true},
+                                                {"hf-config", true},
+                                                {"follow", false},
+                                                {"allow-other", false}});
+}
+
 TEST(TranslateMountWords, LeavesOurOwnCommandsAlone) {
   for (const Words& words : {Words{"mount", "/mnt"}, Words{"mount", "/mnt", "--store", "/s"},
                              Words{}, Words{"--help"}, Words{"adopt", "/data", "--name", "x"}}) {
-    EXPECT_EQ(*TranslateMountWords(words), words);
+    EXPECT_EQ(*Translate(words), words);
   }
 }
 
 TEST(TranslateMountWords, TakesTheWordsOfMount) {
-  const auto words = TranslateMountWords({"/srv/store", "/mnt/ckpt", "-n", "-o",
-                                          "rw,nofail,run=a,step=global_step5,follow,allow_other",
-                                          "-t", "fuse.ckptfs"});
+  const auto words =
+      Translate({"/srv/store", "/mnt/ckpt", "-n", "-o",
+                 "rw,nofail,run=a,step=global_step5,follow,allow_other", "-t", "fuse.ckptfs"});
   ASSERT_TRUE(words) << words.error().message;
   EXPECT_EQ(*words, (Words{"mount", "--run", "a", "--step", "global_step5", "--follow",
                            "--allow-other", "--store", "/srv/store", "--", "/mnt/ckpt"}));
 }
 
 TEST(TranslateMountWords, UnescapesCommas) {
-  const auto words = TranslateMountWords({"none", "/m", "-o", "run=a\\,b,adopt=/x\\\\y"});
+  const auto words = Translate({"none", "/m", "-o", "run=a\\,b,adopt=/x\\\\y"});
   ASSERT_TRUE(words);
   EXPECT_EQ(*words, (Words{"mount", "--run", "a,b", "--adopt", "/x\\y", "--", "/m"}));
 }
 
 TEST(TranslateMountWords, RefusesMissingAndUnwantedValues) {
-  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", "run"}));
-  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", "follow=1"}));
-  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o"}));
+  EXPECT_FALSE(Translate({"/s", "/m", "-o", "run"}));
+  EXPECT_FALSE(Translate({"/s", "/m", "-o", "follow=1"}));
+  EXPECT_FALSE(Translate({"/s", "/m", "-o", "hf-config"}));
+  EXPECT_FALSE(Translate({"/s", "/m", "-o"}));
 }
 
 TEST(TranslateMountWords, RefusesWhatNobodyKnows) {
   for (const char* option : {"rnu=a", "remount", "bind", "follow,nofial", "Run=a"}) {
-    EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", option})) << option;
-    EXPECT_TRUE(TranslateMountWords({"/s", "/m", "-ns", "-o", option})) << option;
+    EXPECT_FALSE(Translate({"/s", "/m", "-o", option})) << option;
+    EXPECT_TRUE(Translate({"/s", "/m", "-ns", "-o", option})) << option;
   }
-  EXPECT_TRUE(TranslateMountWords(
+  EXPECT_TRUE(Translate(
       {"/s", "/m", "-o", "rw,dev,suid,user,x-systemd.requires=a,X-mount.mkdir,comment=b"}));
 }
 

@@ -348,7 +348,7 @@ def test_mount8_words(ckptfs, source):
     ckptfs.adopt(source)
     path = ckptfs.mountpoint()
     ckptfs.run(ckptfs.store, path, '-n', '-o',
-               'rw,nofail,_netdev,run=run7,step=latest,layout=tp2,layout=dp8')
+               'rw,nofail,_netdev,run=run7,step=latest,layout=tp2,layout=dp8,snapshot-memory=64M,family-set=head_dim=8')
     assert is_mounted(path)
     assert {'tp2', 'dp8'} <= set(os.listdir(f'{path}/view/'))
 
