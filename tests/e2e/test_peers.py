@@ -194,6 +194,35 @@ def test_a_network_that_fails(ckptfs, machines):
     assert first.recover() == 'job/2', 'what is durable is not lost'
 
 
+def test_recover_asks_memory_spools_and_store(ckptfs, machines, tmp_path):
+    """It names the newest place that has all of the newest save, and nothing that a machine lacks."""
+    def spool(number):
+        return '--spool', str(tmp_path / f'spool{number}')
+    two = machines(2, options=spool)
+    first, second = two.nodes
+    assert first.recover().startswith('3: ') and 'durable, in memory or in a spool' in first.recover()
+    two.save(0)
+    for node in two.nodes:
+        wait_until(lambda n=node: n.snapshots()['spool']['saves'] == 1, 'the save in the spool', node.daemon)
+    assert [node.recover() for node in two.nodes] == ['job/memory/0'] * 2, 'the same save, which can be loaded'
+    two.trainer.kill()
+    for node in two.nodes:
+        node.kill()
+    first.start(*spool(0))
+    assert first.recover().startswith('3: '), 'a file of rank 1 lies in a spool that nobody tells of'
+    second.start(*spool(1))
+    assert [node.recover() for node in two.nodes] == ['job/spool/0'] * 2
+    said = json.loads(first.run('recover', 'job', '--json').stdout)
+    assert (said['place'], said['id'], said['iteration']) == ('spool', '', 0)
+    os.unlink(os.path.join(ckptfs.store, 'blobs', 'snapshots'))
+    wait_until(lambda: durable_steps(ckptfs) == ['0'], 'the step in the store', first.daemon)
+    assert second.recover() == 'job/0'
+    assert json.loads(first.run('recover', 'job', '--json').stdout)['place'] == 'store'
+    second.kill()
+    done = first.run('recover', 'job')
+    assert done.stdout == 'job/0\n' and 'does not answer' in done.stderr
+
+
 def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
     """All ranks are on one node; another one, without a rank, has the step when that dies."""
     two = machines(2, ranks=[0, 0])
