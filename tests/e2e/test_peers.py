@@ -194,6 +194,26 @@ def test_a_network_that_fails(ckptfs, machines):
     assert first.recover() == 'job/2', 'what is durable is not lost'
 
 
+def test_a_daemon_with_another_key_is_refused(ckptfs, machines):
+    """It learns nothing, holds nothing, and costs the others a line."""
+    two = machines(2)
+    two.save(0)
+    os.unlink(os.path.join(ckptfs.store, 'keys', 'peers'))
+    stranger = PeerNode(ckptfs, two.network, 2)
+    try:
+        stranger.start()  # the store gets another key
+        wait_until(lambda: len([p for p in stranger.peers()['peers'] if 'refuses us' in p['away']
+                                or "does not have this store's key" in p['away']]) == 2,
+                   'the refusals', stranger.daemon)
+        two.save(1)
+        assert stranger.memory() == [] and stranger.peers()['used'] == 0
+        for node in two.nodes:
+            two.assert_equal(node, 1)
+            wait_until(lambda n=node: any(peer['away'] for peer in n.peers()['peers']), 'the line', node.daemon)
+    finally:
+        stranger.close()
+
+
 def test_recover_asks_memory_spools_and_store(ckptfs, machines, tmp_path):
     """It names the newest place that has all of the newest save, and nothing that a machine lacks."""
     def spool(number):
