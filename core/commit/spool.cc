@@ -135,6 +135,16 @@ Status Spool::Claim(const std::string& store) {
   return Fail(ErrorCode::kInvalid, StrCat(storage_->name(), " is the spool of another store"));
 }
 
+namespace {
+
+void SortByTime(std::vector<PreparedPart>& parts) {
+  std::sort(parts.begin(), parts.end(), [](const PreparedPart& a, const PreparedPart& b) {
+    return std::tie(a.mtime_ns, a.step, a.name) < std::tie(b.mtime_ns, b.step, b.name);
+  });
+}
+
+}  // namespace
+
 // Keeps whole saves and removes the rest.
 Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& notes) {
   std::vector<PreparedPart> parts;
@@ -168,9 +178,24 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
     CKPT_RETURN_IF_ERROR(storage_->Remove(path));
     if (storage_->local()) (void)rmdir(storage_->PathOf(ParentPath(path)).c_str());
   }
-  std::sort(parts.begin(), parts.end(), [](const PreparedPart& a, const PreparedPart& b) {
-    return std::tie(a.mtime_ns, a.step, a.name) < std::tie(b.mtime_ns, b.step, b.name);
-  });
+  SortByTime(parts);
+  return parts;
+}
+
+Result<std::vector<PreparedPart>> Spool::Look(const Storage& storage, const std::string& store) {
+  std::vector<PreparedPart> parts;
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(storage, kFormat, kRecordMaxBytes));
+  CKPT_ASSIGN_OR_RETURN(const std::string of, ParseText(text, kStoreKey));
+  if (of != DigestOf(store).Hex()) return parts;
+  CKPT_ASSIGN_OR_RETURN(const auto records, ListFilesBelow(storage, kPreparedFolder));
+  for (const std::string& path : records) {
+    const auto name = ParseCommitName(path);
+    if (!name || name->kind != CommitName::Kind::kPart) continue;
+    const auto record = ReadWhole(storage, path, kPreparedMaxBytes);
+    auto part = record ? ParsePart(*record, *name) : Fail(Error(record.error()));
+    if (part && RecordPath(*part) == path) parts.push_back(*std::move(part));  // or it has gone
+  }
+  SortByTime(parts);
   return parts;
 }
 

@@ -41,6 +41,10 @@ class Spool {
   // Over any storage, of which nobody else is a user.
   static Result<OpenedSpool> OpenOn(std::shared_ptr<Storage> storage, const std::string& store);
 
+  // The saves in it, oldest first, whoever is using it; nothing of another store's.
+  // BLOCKS: on the disk.
+  static Result<std::vector<PreparedPart>> Look(const Storage& storage, const std::string& store);
+
   // Makes the save durable.  kDataLoss if its bytes are not what the part says; kExhausted if
   // there is no room.  A failed one leaves nothing, or what the next Open removes.
   // BLOCKS: on the disk.

@@ -19,17 +19,40 @@ void AddPart(MemoryAttempt& attempt, const ShelvedPart& part, const Digest& node
   const auto [at, added] = attempt.ranks.try_emplace(part.rank);
   HeldRank& rank = at->second;
   if (added) {
-    rank = {part.bytes, part.chunks, part.state, {}};
-  } else if (rank.bytes != part.bytes || rank.chunks != part.chunks) {
+    rank.bytes = part.bytes;
+    rank.chunks = part.chunks;
+  }
+  const bool first_unit = part.shape.cuts() && rank.units.empty();
+  if (first_unit) {
+    rank.shape = part.shape;
+    rank.parity_chunks = part.parity_chunks;
+  }
+  const bool one_stripe =
+      !part.shape.cuts() || (rank.shape == part.shape && rank.parity_chunks == part.parity_chunks);
+  if (rank.bytes != part.bytes || rank.chunks != part.chunks || !one_stripe) {
     attempt.wrong = StrCat("nodes hold different files of rank ", part.rank);
     return;
   }
   if (part.state == ShelvedState::kProtected) rank.state = part.state;
-  rank.nodes.push_back(node);
+  (part.shape.cuts() ? rank.units[part.unit] : rank.nodes).push_back(node);
   if (part.rank == 0) attempt.mtime_ns = part.mtime_ns;
 }
 
 }  // namespace
+
+bool HeldRank::there() const {
+  if (!nodes.empty()) return true;
+  uint32_t known = 0;
+  for (uint32_t unit = 0; unit < shape.units() && !units.empty(); ++unit)
+    known += units.contains(unit) || shape.UnitBytes(unit, bytes) == 0 ? 1 : 0;
+  return known >= shape.data;
+}
+
+bool MemoryAttempt::whole() const {
+  return wrong.empty() && ranks.size() == world &&
+         std::all_of(ranks.begin(), ranks.end(),
+                     [](const auto& rank) { return rank.second.there(); });
+}
 
 std::string MemoryAttempt::Directory() const {
   return PreparedPart{name, step, world, mtime_ns, {}}.Directory();
@@ -46,7 +69,7 @@ std::string MemoryAttempt::Hindrance() const {
   std::set<uint32_t> missing, unprotected;
   for (uint32_t rank = 0; rank < world; ++rank) {
     const auto found = ranks.find(rank);
-    if (found == ranks.end()) {
+    if (found == ranks.end() || !found->second.there()) {
       missing.insert(rank);
     } else if (found->second.state != ShelvedState::kProtected) {
       unprotected.insert(rank);
@@ -55,7 +78,7 @@ std::string MemoryAttempt::Hindrance() const {
   const auto named = [](const std::set<uint32_t>& which) {
     return StrCat(which.size() == 1 ? "rank " : "ranks ", RanksText(which));
   };
-  if (!missing.empty()) return StrCat("no node that answers holds ", named(missing));
+  if (!missing.empty()) return StrCat("no nodes that answer hold ", named(missing));
   return unprotected.empty() ? "" : StrCat("not protected yet: ", named(unprotected));
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MemoryAttempts puts together what daemons hold in memory: an attempt at a step is whole when
-// some daemon holds each rank's file, and protected when each file's owner has said so.  Nothing
+// some daemon holds each rank's file, or enough of them units of it, and protected when each file's
+// owner has said so.  Nothing
 // is believed that two daemons say differently.
 //
 // Thread safety: pure functions.
@@ -23,12 +24,18 @@ namespace ckptfs {
 // Each daemon's shelf, by node.
 using PeerShelves = std::map<Digest, std::vector<ShelvedPart>>;
 
-// The nodes that hold a rank's file.
+// The nodes that hold a rank's file, or units of it.
 struct HeldRank {
   uint64_t bytes = 0;
   Digest chunks;
   ShelvedState state = ShelvedState::kHeld;
-  std::vector<Digest> nodes;
+  std::vector<Digest> nodes;                      // of the whole file
+  StripeShape shape;                              // of its units, if there are any
+  Digest parity_chunks;                           // likewise
+  std::map<uint32_t, std::vector<Digest>> units;  // by number
+
+  // True if all of the file can be had.
+  bool there() const;
 };
 
 struct MemoryAttempt {
@@ -40,7 +47,7 @@ struct MemoryAttempt {
   std::string wrong;  // why it can never be shown; empty: nothing is wrong
 
   std::string Directory() const;
-  bool whole() const { return wrong.empty() && ranks.size() == world; }
+  bool whole() const;
   bool is_protected() const;
   // "ranks 2-3 are held by no node that answers", or what else hinders it; empty if it is whole
   // and protected.

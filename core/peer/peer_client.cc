@@ -17,7 +17,8 @@ constexpr std::chrono::seconds kAnswerTime{3};
 constexpr std::chrono::seconds kWorkTime{30};
 
 std::chrono::seconds AnswerTimeOf(PeerWord question) {
-  const bool works = question == PeerWord::kOffer || question == PeerWord::kShow;
+  const bool works =
+      question == PeerWord::kOffer || question == PeerWord::kShow || question == PeerWord::kSpooled;
   return works ? kWorkTime : kAnswerTime;
 }
 
@@ -75,43 +76,49 @@ Result<PeerFrame> PeerClient::Ask(PeerFrame question, PeerWord answer) {
   return Answer(word, answer, answer);
 }
 
-Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_t bytes)>& paced) {
-  PeerFrame offer{.word = PeerWord::kOffer, .rank = file.rank().rank};
-  offer.text = RenderPart(file.part());
+Status PeerClient::Offer(const UnitRecord& record, const Source& source,
+                         const std::function<bool(uint64_t bytes)>& paced) {
+  PeerFrame offer{.word = PeerWord::kOffer, .rank = record.rank().rank, .slot = record.slot()};
+  offer.text = RenderUnit(record);
   if (offer.text.size() > kMaxPeerText) {
     return Fail(ErrorCode::kUnsupported, "a rank's file is too large to be described to a peer");
   }
   CKPT_RETURN_IF_ERROR(Fails(link_->Send(std::move(offer), {})));
   CKPT_ASSIGN_OR_RETURN(PeerFrame answer,
                         Answer(PeerWord::kOffer, PeerWord::kWanted, PeerWord::kHeld));
-  const std::span<const std::byte> bytes = file.bytes();
   if (answer.word == PeerWord::kWanted) {
-    for (uint64_t at = 0; at < bytes.size();) {
-      const auto piece = bytes.subspan(at, std::min<uint64_t>(kMaxPeerPayload, bytes.size() - at));
-      CKPT_RETURN_IF_ERROR(
-          Fails(link_->Send({.word = PeerWord::kChunk, .offset = at}, std::span(&piece, 1))));
-      at += piece.size();
-      if (paced && !paced(piece.size())) {
-        broken_ = true;
-        return Fail(ErrorCode::kIo, "the daemon is ending");
-      }
-    }
+    CKPT_RETURN_IF_ERROR(Fails(SendBytes(source, record.bytes(), paced)));
     CKPT_ASSIGN_OR_RETURN(answer, Answer(PeerWord::kOffer, PeerWord::kHeld, PeerWord::kHeld));
   }
-  if (answer.digest == DigestOfChunks(file.rank().chunks)) return {};
+  if (answer.digest == DigestOfChunks(record.chunks())) return {};
   return Fail(ErrorCode::kDataLoss,
               StrCat(link_->about(), ": it holds other bytes than were sent"));
 }
 
-Status PeerClient::Protect(std::string_view directory, uint32_t rank) {
-  CKPT_RETURN_IF_ERROR(Ask(
-      {.word = PeerWord::kProtect, .rank = rank, .text = std::string(directory)}, PeerWord::kDone));
+Status PeerClient::SendBytes(const Source& source, uint64_t bytes,
+                             const std::function<bool(uint64_t bytes)>& paced) {
+  for (uint64_t at = 0; at < bytes;) {
+    CKPT_ASSIGN_OR_RETURN(const std::span<const std::byte> piece, source(at));
+    CKPT_CHECK(!piece.empty() && piece.size() <= kMaxPeerPayload);
+    CKPT_RETURN_IF_ERROR(
+        link_->Send({.word = PeerWord::kChunk, .offset = at}, std::span(&piece, 1)));
+    at += piece.size();
+    if (paced && !paced(piece.size())) return Fail(ErrorCode::kIo, "the daemon is ending");
+  }
   return {};
 }
 
-Status PeerClient::LetGo(std::string_view directory, uint32_t rank) {
-  CKPT_RETURN_IF_ERROR(Ask({.word = PeerWord::kLetGo, .rank = rank, .text = std::string(directory)},
-                           PeerWord::kDone));
+Status PeerClient::Protect(std::string_view directory, uint32_t rank, uint32_t slot) {
+  CKPT_RETURN_IF_ERROR(
+      Ask({.word = PeerWord::kProtect, .rank = rank, .slot = slot, .text = std::string(directory)},
+          PeerWord::kDone));
+  return {};
+}
+
+Status PeerClient::LetGo(std::string_view directory, uint32_t rank, uint32_t slot) {
+  CKPT_RETURN_IF_ERROR(
+      Ask({.word = PeerWord::kLetGo, .rank = rank, .slot = slot, .text = std::string(directory)},
+          PeerWord::kDone));
   return {};
 }
 
@@ -120,19 +127,21 @@ Result<std::vector<ShelvedPart>> PeerClient::List() {
   return ParseShelved(answer.text);
 }
 
-Result<PreparedPart> PeerClient::Describe(std::string_view directory, uint32_t rank) {
+Result<UnitRecord> PeerClient::Describe(std::string_view directory, uint32_t rank, uint32_t slot) {
   CKPT_ASSIGN_OR_RETURN(
       const PeerFrame answer,
-      Ask({.word = PeerWord::kDescribe, .rank = rank, .text = std::string(directory)},
+      Ask({.word = PeerWord::kDescribe, .rank = rank, .slot = slot, .text = std::string(directory)},
           PeerWord::kPart));
-  CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePeerPart(answer.text));
-  if (part.Directory() == directory && part.ranks.front().rank == rank) return part;
+  CKPT_ASSIGN_OR_RETURN(UnitRecord record, ParseUnit(answer.text));
+  const bool asked = record.part.Directory() == directory && record.rank().rank == rank;
+  if (asked && record.slot() == slot) return record;
   return Refuse(link_->about(), ": it describes another part than was asked for");
 }
 
-Status PeerClient::Get(std::string_view directory, uint32_t rank, uint64_t offset,
+Status PeerClient::Get(std::string_view directory, uint32_t rank, uint32_t slot, uint64_t offset,
                        std::span<std::byte> out) {
-  PeerFrame question{.word = PeerWord::kGet, .rank = rank, .offset = offset, .length = out.size()};
+  PeerFrame question{
+      .word = PeerWord::kGet, .rank = rank, .slot = slot, .offset = offset, .length = out.size()};
   question.text = directory;
   CKPT_ASSIGN_OR_RETURN(const PeerFrame answer, Ask(std::move(question), PeerWord::kBytes));
   if (answer.payload_bytes != out.size()) {
@@ -147,6 +156,13 @@ Result<std::vector<ShownMemoryStep>> PeerClient::Show(std::string_view run) {
   CKPT_ASSIGN_OR_RETURN(const PeerFrame answer,
                         Ask({.word = PeerWord::kShow, .text = std::string(run)}, PeerWord::kShown));
   return ParseShown(answer.text);
+}
+
+Result<std::vector<ShelvedPart>> PeerClient::Spooled(std::string_view run) {
+  CKPT_ASSIGN_OR_RETURN(
+      const PeerFrame answer,
+      Ask({.word = PeerWord::kSpooled, .text = std::string(run)}, PeerWord::kParts));
+  return ParseShelved(answer.text);
 }
 
 }  // namespace ckptfs

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,6 @@
 #include "core/base/result.h"
 #include "core/peer/peer_keys.h"
 #include "core/peer/peer_protocol.h"
-#include "core/peer/peer_shelf.h"
 #include "core/peer/peer_transport.h"
 
 namespace ckptfs {
@@ -30,20 +30,27 @@ class PeerClient {
                                                      const std::string& address, const Digest& node,
                                                      const PeerIdentity& self);
 
-  // Gives the peer a copy of a shelved file.  Success: the peer holds it, and its digest of what
-  // came is the file's.  `paced` is called after each piece with its bytes; false ends it.
-  // kExhausted if the peer has no room.
-  Status Offer(const ShelfFile& file, const std::function<bool(uint64_t bytes)>& paced);
-  Status Protect(std::string_view directory, uint32_t rank);
-  Status LetGo(std::string_view directory, uint32_t rank);
+  // Returns the bytes from `at` on that are sent next, at most kMaxPeerPayload of them; they are
+  // used until it is called again.
+  using Source = std::function<Result<std::span<const std::byte>>(uint64_t at)>;
+  // Gives the peer a rank's file or a unit of one.  Success: the peer holds it, and its digest of
+  // what came is that of the record.  `paced` is called after each piece with its bytes; false ends
+  // it.  kExhausted if the peer has no room.
+  Status Offer(const UnitRecord& record, const Source& source,
+               const std::function<bool(uint64_t bytes)>& paced);
+  Status Protect(std::string_view directory, uint32_t rank, uint32_t slot);
+  Status LetGo(std::string_view directory, uint32_t rank, uint32_t slot);
   Result<std::vector<ShelvedPart>> List();
-  // The record of a file that the peer holds.
-  Result<PreparedPart> Describe(std::string_view directory, uint32_t rank);
+  // The record of what the peer holds there.
+  Result<UnitRecord> Describe(std::string_view directory, uint32_t rank, uint32_t slot);
   // Fills `out`, at most kMaxPeerPayload.  The bytes are what the peer says: the caller checks
   // their digests.
-  Status Get(std::string_view directory, uint32_t rank, uint64_t offset, std::span<std::byte> out);
+  Status Get(std::string_view directory, uint32_t rank, uint32_t slot, uint64_t offset,
+             std::span<std::byte> out);
   // Has the peer look what its mount can show of a run from memory.
   Result<std::vector<ShownMemoryStep>> Show(std::string_view run);
+  // Files of a run that lie in its spool.
+  Result<std::vector<ShelvedPart>> Spooled(std::string_view run);
 
   // True if the link is of no use any more; a peer that refuses something does not break it.
   bool broken() const { return broken_; }
@@ -53,6 +60,8 @@ class PeerClient {
  private:
   explicit PeerClient(std::unique_ptr<PeerLink> link) : link_(std::move(link)) {}
   Result<PeerFrame> Ask(PeerFrame question, PeerWord answer);
+  Status SendBytes(const Source& source, uint64_t bytes,
+                   const std::function<bool(uint64_t bytes)>& paced);
   Result<PeerFrame> Answer(PeerWord question, PeerWord expected, PeerWord other);
   Status Fails(Status status);
 

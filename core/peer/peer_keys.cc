@@ -20,7 +20,6 @@ namespace {
 constexpr size_t kRandomBytes = 32;
 constexpr size_t kProofBytes = 32;  // of SHA-256
 constexpr size_t kDigestBytes = 16;
-constexpr std::chrono::seconds kGreetingTime{10};
 
 std::string BytesOfDigest(const Digest& digest) {
   std::string bytes;
@@ -41,11 +40,11 @@ Result<std::string> RandomText() {
   return bytes;
 }
 
-// A whole greeting is over in that time, however its bytes come.
 class GreetingTime {
  public:
-  explicit GreetingTime(PeerLink& link) : link_(link) {
-    link_.EndBy(std::chrono::steady_clock::now() + kGreetingTime);
+  explicit GreetingTime(PeerLink& link, std::chrono::milliseconds time = kGreetingTime)
+      : link_(link) {
+    link_.EndBy(std::chrono::steady_clock::now() + time);
   }
   ~GreetingTime() { link_.EndBy(std::nullopt); }
   GreetingTime(const GreetingTime&) = delete;
@@ -173,8 +172,9 @@ Result<Digest> GreetPeer(PeerLink& link, const PeerIdentity& self) {
   return greeting.answers;
 }
 
-Result<Digest> AnswerPeer(PeerLink& link, const PeerIdentity& self) {
-  const GreetingTime time(link);
+Result<Digest> AnswerPeer(PeerLink& link, const PeerIdentity& self,
+                          std::chrono::milliseconds time) {
+  const GreetingTime bound(link, time);
   CKPT_ASSIGN_OR_RETURN(const PeerFrame hello,
                         ReceiveGreeting(link, PeerWord::kHello, kRandomBytes + kDigestBytes));
   if (hello.text.substr(kRandomBytes) != BytesOfDigest(self.store)) {

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 
 #include "core/base/digest.h"
@@ -38,6 +39,9 @@ struct PeerKey {
 // it; kDataLoss if it is damaged.  BLOCKS: on the store.
 Result<PeerKey> StorePeerKey(Storage& storage);
 
+// A whole greeting is over in that time, however its bytes come.
+inline constexpr std::chrono::seconds kGreetingTime{10};
+
 // One side of a greeting.
 struct PeerIdentity {
   PeerKey key;
@@ -50,6 +54,7 @@ struct PeerIdentity {
 Result<Digest> GreetPeer(PeerLink& link, const PeerIdentity& self);
 // The greeting of who answers; returns the node that connected.  A stranger is told nothing
 // but that it is refused.  BLOCKS: on the network.
-Result<Digest> AnswerPeer(PeerLink& link, const PeerIdentity& self);
+Result<Digest> AnswerPeer(PeerLink& link, const PeerIdentity& self,
+                          std::chrono::milliseconds time = kGreetingTime);
 
 }  // namespace ckptfs

@@ -16,9 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint32_t kMagic = 0x31504b43;  // "CKP1": the protocol's first version
+constexpr uint32_t kMagic = 0x32504b43;  // "CKP2": the protocol's second version
 constexpr size_t kCheckedBytes = kPeerFrameBytes - 8;
-constexpr uint32_t kLastWord = static_cast<uint32_t>(PeerWord::kShown);
+constexpr uint32_t kLastWord = static_cast<uint32_t>(PeerWord::kSpooled);
 constexpr size_t kMaxListed = 1 << 16;
 constexpr size_t kMaxDirectory = 64;
 
@@ -75,6 +75,27 @@ std::optional<AttemptName> AttemptIn(const json& object) {
   return AttemptName{*std::move(run), *std::move(job), *attempt, *life};
 }
 
+// A unit's place in a stripe among an object's fields.
+json FieldsOf(const StripeShape& shape, uint32_t unit) {
+  return {{"data", shape.data}, {"parity", shape.parity}, {"unit", unit}};
+}
+
+Status ShapeIn(const json& object, StripeShape& shape, uint32_t& unit) {
+  const auto found = object.find("shape");
+  if (found == object.end() || !found->is_object()) return Refuse("peer: a shape is expected");
+  const auto data = NumberOf<uint32_t>(*found, "data");
+  const auto parity = NumberOf<uint32_t>(*found, "parity");
+  const auto number = NumberOf<uint32_t>(*found, "unit");
+  if (!data || !parity || !number) return Refuse("peer: a shape lacks a field");
+  const bool whole = *data == 1 && *parity == 0 && *number == 0;
+  const bool cut = *data > 1 && *data <= kMostUnits && *parity <= kMostUnits - *data &&
+                   *number < *data + *parity;
+  if (!whole && !cut) return Refuse("peer: unit ", *number, " of ", *data, "+", *parity);
+  shape = {*data, *parity};
+  unit = *number;
+  return {};
+}
+
 // A list of what `from` makes of its objects.
 template <class One>
 Result<std::vector<One>> ListUnder(std::string_view text, const char* key,
@@ -102,7 +123,8 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
   const auto state = NumberOf<uint32_t>(one, "state");
   const auto chunks = DigestUnder(one, "chunks");
   const auto mtime = TimeOf(one);
-  if (!name || !step || !world || !rank || !bytes || !state || !chunks || !mtime) {
+  const auto parity = DigestUnder(one, "parity_chunks");
+  if (!name || !step || !world || !rank || !bytes || !state || !chunks || !mtime || !parity) {
     return Refuse("peer: a part lacks a field");
   }
   CKPT_RETURN_IF_ERROR(CheckName(name->run, "run"));
@@ -110,14 +132,19 @@ Result<ShelvedPart> ShelvedFrom(const json& one) {
     return Refuse("peer: rank ", *rank, " of ", *world);
   }
   if (*state < 1 || *state > 2) return Refuse("peer: a part in state ", *state);
-  return ShelvedPart{*std::move(name),
-                     *step,
-                     *world,
-                     *mtime,
-                     *rank,
-                     *bytes,
-                     *chunks,
-                     static_cast<ShelvedState>(*state)};
+  ShelvedPart part{*std::move(name),
+                   *step,
+                   *world,
+                   *mtime,
+                   *rank,
+                   *bytes,
+                   *chunks,
+                   static_cast<ShelvedState>(*state),
+                   {},
+                   0,
+                   *parity};
+  CKPT_RETURN_IF_ERROR(ShapeIn(one, part.shape, part.unit));
+  return part;
 }
 
 Result<ShownMemoryStep> ShownFrom(const json& one) {
@@ -146,6 +173,7 @@ std::array<std::byte, kPeerFrameBytes> EncodePeerFrame(const PeerFrame& frame) {
   Put(&bytes[0], kMagic);
   Put(&bytes[4], static_cast<uint32_t>(frame.word));
   Put(&bytes[8], frame.rank);
+  Put(&bytes[12], frame.slot);
   Put(&bytes[16], frame.offset);
   Put(&bytes[24], frame.length);
   Put(&bytes[32], frame.digest.high);
@@ -166,6 +194,7 @@ Result<PeerHeader> DecodePeerHeader(std::span<const std::byte, kPeerFrameBytes> 
   if (word == 0 || word > kLastWord) return Refuse("peer: word ", word, " is not known");
   header.frame.word = static_cast<PeerWord>(word);
   header.frame.rank = Take<uint32_t>(&bytes[8]);
+  header.frame.slot = Take<uint32_t>(&bytes[12]);
   header.frame.offset = Take<uint64_t>(&bytes[16]);
   header.frame.length = Take<uint64_t>(&bytes[24]);
   header.frame.digest = {Take<uint64_t>(&bytes[32]), Take<uint64_t>(&bytes[40])};
@@ -203,15 +232,71 @@ Digest DigestOfChunks(std::span<const Digest> chunks) {
   return stream.Finish();
 }
 
-ShelvedPart ShelvedOf(const PreparedPart& part, const PreparedRank& rank, ShelvedState state) {
-  return {part.name,
-          part.step,
-          part.world,
-          part.mtime_ns,
-          rank.rank,
-          rank.bytes,
-          DigestOfChunks(rank.chunks),
-          state};
+std::vector<Digest> UnitRecord::chunks() const {
+  if (!shape.cuts()) return rank().chunks;
+  std::vector<Digest> chunks;
+  for (uint64_t row = 0; shape.ChunkBytesOf(unit, row, rank().bytes) != 0; ++row)
+    chunks.push_back(ChunkOf(unit, row));
+  return chunks;
+}
+
+Digest UnitRecord::ChunkOf(uint32_t of_unit, uint64_t row) const {
+  if (of_unit < shape.data) return rank().chunks.at(row * shape.data + of_unit);
+  return parity_chunks.at((of_unit - shape.data) * shape.RowsOf(rank().bytes) + row);
+}
+
+std::string RenderUnit(const UnitRecord& record) {
+  json chunks = json::array();
+  for (const Digest& chunk : record.parity_chunks) chunks.push_back(chunk.Hex());
+  return SealRecord({{"version", kRecordVersion},
+                     {"part", EncodeText(RenderPart(record.part))},
+                     {"shape", FieldsOf(record.shape, record.unit)},
+                     {"parity_chunks", std::move(chunks)}});
+}
+
+// ParsePart holds a record against its name, which is made of what the record says.
+Result<UnitRecord> ParseUnit(std::string_view text) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(text));
+  const auto whole = TextOf(object, "part");
+  if (!whole) return Refuse("peer: a unit lacks its part");
+  CKPT_ASSIGN_OR_RETURN(const json part, UnsealRecord(*whole));
+  const auto attempt = AttemptIn(part);
+  if (!attempt) return Refuse("peer: a part lacks its name");
+  const auto name = ParseCommitName(OutcomeName(*attempt));
+  if (!name) return Refuse("peer: a part of no attempt");
+  UnitRecord record;
+  CKPT_ASSIGN_OR_RETURN(record.part, ParsePart(*whole, *name));
+  if (record.part.ranks.size() != 1) return Refuse("peer: a part of one rank is expected");
+  CKPT_RETURN_IF_ERROR(ShapeIn(object, record.shape, record.unit));
+  const auto chunks = object.find("parity_chunks");
+  const uint64_t expected =
+      record.shape.parity * record.shape.RowsOf(record.part.ranks.front().bytes);
+  if (chunks == object.end() || !chunks->is_array() || chunks->size() != expected)
+    return Refuse("peer: a unit has ", expected, " digests of parity");
+  for (const json& one : *chunks) {
+    const auto digest =
+        one.is_string() ? DigestFromHex(one.get_ref<const std::string&>()) : std::nullopt;
+    if (!digest) return Refuse("peer: a digest of parity is expected");
+    record.parity_chunks.push_back(*digest);
+  }
+  return record;
+}
+
+ShelvedPart ShelvedOf(const UnitRecord& record, ShelvedState state) {
+  const PreparedPart& part = record.part;
+  ShelvedPart shelved{part.name,
+                      part.step,
+                      part.world,
+                      part.mtime_ns,
+                      record.rank().rank,
+                      record.rank().bytes,
+                      DigestOfChunks(record.rank().chunks),
+                      state,
+                      record.shape,
+                      record.unit,
+                      {}};
+  if (record.shape.cuts()) shelved.parity_chunks = DigestOfChunks(record.parity_chunks);
+  return shelved;
 }
 
 std::string RenderShelved(const std::vector<ShelvedPart>& parts) {
@@ -224,7 +309,9 @@ std::string RenderShelved(const std::vector<ShelvedPart>& parts) {
                 {"rank", part.rank},
                 {"bytes", part.bytes},
                 {"chunks", part.chunks.Hex()},
-                {"state", static_cast<uint32_t>(part.state)}});
+                {"state", static_cast<uint32_t>(part.state)},
+                {"shape", FieldsOf(part.shape, part.unit)},
+                {"parity_chunks", part.parity_chunks.Hex()}});
   }
   return SealRecord({{"version", kRecordVersion}, {"parts", std::move(list)}});
 }
@@ -248,18 +335,6 @@ std::string RenderShown(const std::vector<ShownMemoryStep>& steps) {
 
 Result<std::vector<ShownMemoryStep>> ParseShown(std::string_view text) {
   return ListUnder(text, "steps", &ShownFrom);
-}
-
-// ParsePart holds a record against its name, which is made of what the record says.
-Result<PreparedPart> ParsePeerPart(std::string_view text) {
-  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(text));
-  const auto attempt = AttemptIn(object);
-  if (!attempt) return Refuse("peer: a part lacks its name");
-  const auto name = ParseCommitName(OutcomeName(*attempt));
-  if (!name) return Refuse("peer: a part of no attempt");
-  CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePart(text, *name));
-  if (part.ranks.size() != 1) return Refuse("peer: a part of one rank is expected");
-  return part;
 }
 
 }  // namespace ckptfs

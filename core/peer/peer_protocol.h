@@ -2,7 +2,7 @@
 //
 // The frames that daemons of several machines send each other, and the texts in them.
 //
-//   frame = magic (4) | word (4) | rank (4) | 0 (4) | offset (8) | length (8) | digest (16)
+//   frame = magic (4) | word (4) | rank (4) | slot (4) | offset (8) | length (8) | digest (16)
 //           | text bytes (4) | payload bytes (4) | check (8)
 //           | text | payload
 //
@@ -10,15 +10,18 @@
 // link begins with a greeting (peer_keys.h).  From then on who connected asks and the other
 // one answers, a question at a time:
 //
-//   offer(rank; text: a part's record, one rank)   held | wanted | refused(text)
+//   offer(text: RenderUnit)                        held | wanted | refused(text)
 //     after `wanted`: chunk(offset) + payload ...  held(digest) | refused(text)
-//   protect(rank; text: directory)                 done: its owner says that it is protected
-//   let_go(rank; text: directory)                  done: its owner needs it no more
+//   protect(rank, slot; text: directory)           done: its owner says that it is protected
+//   let_go(rank, slot; text: directory)            done: its owner needs it no more
 //   list                                           parts(text: RenderShelved)
-//   describe(rank; text: directory)                part(text: a part's record) | refused
-//   get(rank, offset, length; text: directory)     bytes + payload | refused
+//   describe(rank, slot; text: directory)          part(text: RenderUnit) | refused
+//   get(rank, slot, offset, length; text: directory)   bytes + payload | refused
+//   spooled(text: run)                             parts: what lies in the daemon's spool
 //   show(text: run)                                shown(text: RenderShown: each step with the
 //                                                  run, job, attempt and life of its save)
+//
+// A slot is what of a rank's file is meant: StripeShape::SlotOf (parity.h).
 //
 // Thread safety: pure functions.
 // Inputs are hostile: every number is checked before it is used.
@@ -36,6 +39,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
+#include "core/peer/parity.h"
 #include "core/records/commit_records.h"
 
 namespace ckptfs {
@@ -67,11 +71,13 @@ enum class PeerWord : uint32_t {
   kBytes = 18,
   kShow = 19,
   kShown = 20,
+  kSpooled = 21,
 };
 
 struct PeerFrame {
   PeerWord word = PeerWord::kRefused;
   uint32_t rank = 0;
+  uint32_t slot = 0;
   uint64_t offset = 0;
   uint64_t length = 0;
   Digest digest = {};
@@ -95,30 +101,59 @@ Result<PeerHeader> DecodePeerHeader(std::span<const std::byte, kPeerFrameBytes> 
 Status CheckPeerFrame(const PeerHeader& header, std::span<const std::byte, kPeerFrameBytes> bytes,
                       std::string_view text);
 
+Digest DigestOfChunks(std::span<const Digest> chunks);
+
+// What of a rank's file is held, as its owner describes it: all of it, or one unit.
+struct UnitRecord {
+  PreparedPart part;  // with one rank: the whole file's
+  // The shape's data is 1 for a whole file; then the others are as they are here.
+  StripeShape shape;
+  uint32_t unit = 0;
+  std::vector<Digest> parity_chunks = {};  // of each row of parity unit 0, then of unit 1 ...
+
+  // True if it describes the same bytes.  REQUIRES: they are of one save.
+  bool IsOf(const UnitRecord& other) const {
+    return rank() == other.rank() && shape == other.shape && unit == other.unit &&
+           parity_chunks == other.parity_chunks;
+  }
+
+  const PreparedRank& rank() const { return part.ranks.front(); }
+  uint32_t slot() const { return shape.SlotOf(unit); }
+  // These two are of the unit.
+  uint64_t bytes() const { return shape.UnitBytes(unit, rank().bytes); }
+  std::vector<Digest> chunks() const;
+  Digest ChunkOf(uint32_t of_unit, uint64_t row) const;
+};
+std::string RenderUnit(const UnitRecord& record);
+// The same rules as for a part's record of the store.
+Result<UnitRecord> ParseUnit(std::string_view text);
+
 // The states of a rank's file on a shelf.
 enum class ShelvedState : uint32_t {
   kHeld = 1,       // whole; its digests were checked
   kProtected = 2,  // its owner knows that as many nodes hold it as the scheme says
 };
 
-// A rank's file that a daemon holds in memory, as it tells others.
+// A rank's file, or a unit of one, that a daemon holds in memory, as it tells others.
 struct ShelvedPart {
   AttemptName name;
   uint64_t step = 0;
   uint32_t world = 0;
   int64_t mtime_ns = 0;  // of the save; rank 0's is the step's
   uint32_t rank = 0;
-  uint64_t bytes = 0;
-  Digest chunks = {};  // DigestOfChunks of the file's
+  uint64_t bytes = 0;  // of the whole file
+  Digest chunks = {};  // DigestOfChunks of the whole file's
   ShelvedState state = ShelvedState::kHeld;
+  StripeShape shape;  // UnitRecord's
+  uint32_t unit = 0;
+  Digest parity_chunks = {};  // DigestOfChunks; zero for a whole file
   bool operator==(const ShelvedPart&) const = default;
 
+  uint32_t slot() const { return shape.SlotOf(unit); }
   // PreparedPart::Directory of the save.
   std::string Directory() const;
 };
-
-Digest DigestOfChunks(std::span<const Digest> chunks);
-ShelvedPart ShelvedOf(const PreparedPart& part, const PreparedRank& rank, ShelvedState state);
+ShelvedPart ShelvedOf(const UnitRecord& record, ShelvedState state);
 
 std::string RenderShelved(const std::vector<ShelvedPart>& parts);
 Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text);
@@ -135,8 +170,5 @@ struct ShownMemoryStep {
 };
 std::string RenderShown(const std::vector<ShownMemoryStep>& steps);
 Result<std::vector<ShownMemoryStep>> ParseShown(std::string_view text);
-
-// A part's record as a frame has it; the same rules as for a record of the store.
-Result<PreparedPart> ParsePeerPart(std::string_view text);
 
 }  // namespace ckptfs

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerRoot is the files of a step that daemons hold in memory, read from wherever they are: this
-// daemon's own shelf, the nodes that hold a copy, then the store, if it has them by now.  No byte
-// is given out before its chunk's digest was compared; a place that gives wrong bytes is named in
-// the log and not asked again.
+// PeerRoot is the files of a step that daemons hold in memory, read from wherever they are
+// (held_file.h).
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: files outlive it.  Both keep what is on the own shelf.
@@ -20,6 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/io/root.h"
+#include "core/peer/held_file.h"
 #include "core/peer/memory_attempts.h"
 #include "core/peer/peer_pool.h"
 #include "core/peer/peer_shelf.h"
@@ -29,7 +28,7 @@ namespace ckptfs {
 class PeerRoot final : public Root {
  public:
   struct Places {
-    PeerShelf* shelf = nullptr;  // asked now, not later
+    const PeerShelf* shelf = nullptr;  // asked now, not later
     std::shared_ptr<PeerPool> pool;
     std::shared_ptr<const Root> store;  // its blobs; may be null
     std::function<void(std::string_view line)> log;
@@ -47,14 +46,13 @@ class PeerRoot final : public Root {
   Result<EntryStat> Stat(std::string_view path) const override;
   Result<std::shared_ptr<const File>> Open(std::string_view path) const override;
 
-  struct RankPlaces;  // where one rank's file is
-
  private:
   explicit PeerRoot(PreparedPart part);
-  Status Add(const MemoryAttempt& attempt, uint32_t rank, const Places& places);
+  Status Add(const MemoryAttempt& attempt, uint32_t rank, const Places& places,
+             const HeldFile::Places& of_file);
 
   PreparedPart part_;
-  std::map<std::string, std::shared_ptr<RankPlaces>, std::less<>> files_;  // by path
+  std::map<std::string, std::shared_ptr<HeldFile>, std::less<>> files_;  // by path
 };
 
 }  // namespace ckptfs

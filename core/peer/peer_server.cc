@@ -14,8 +14,6 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::chrono::minutes kIdle{10};         // between questions
-constexpr std::chrono::seconds kNextChunk{30};    // of a file that is being sent
 constexpr std::chrono::milliseconds kPause{200};  // after an accept that failed
 
 }  // namespace
@@ -94,7 +92,7 @@ void PeerServer::Begin(std::unique_ptr<PeerLink> link) {
 
 void PeerServer::Serve(Session& session) {
   PeerLink& link = *session.link;
-  const auto known = AnswerPeer(link, options_.self);
+  const auto known = AnswerPeer(link, options_.self, options_.greeting);
   if (!known) {
     if (options_.log && known.error().code != ErrorCode::kNotFound)
       options_.log(StrCat("peer: ", known.error().message));
@@ -102,7 +100,7 @@ void PeerServer::Serve(Session& session) {
   }
   session.stage = Stage::kServes;
   while (!stopping_) {
-    const auto frame = link.Receive(kMaxPeerText, kIdle);
+    const auto frame = link.Receive(kMaxPeerText, options_.idle);
     if (!frame) return;
     const Status answered = Caught([&] { return Answer(link, *frame); });
     if (answered) continue;
@@ -136,16 +134,16 @@ Status PeerServer::Answer(PeerLink& link, const PeerFrame& frame) {
     case PeerWord::kProtect:
     case PeerWord::kLetGo: {
       const bool there = frame.word == PeerWord::kProtect
-                             ? options_.shelf->Protect(frame.text, frame.rank)
-                             : options_.shelf->Remove(frame.text, frame.rank);
+                             ? options_.shelf->Protect(frame.text, frame.rank, frame.slot)
+                             : options_.shelf->Remove(frame.text, frame.rank, frame.slot);
       if (there && options_.changed) options_.changed();
       if (there) return link.Send({.word = PeerWord::kDone}, {});
       return SayRefused(link, {ErrorCode::kNotFound, "it is not held"});
     }
     case PeerWord::kDescribe: {
-      const auto file = options_.shelf->Find(frame.text, frame.rank);
+      const auto file = options_.shelf->Find(frame.text, frame.rank, frame.slot);
       if (!file) return SayRefused(link, {ErrorCode::kNotFound, "it is not held"});
-      return Say(link, PeerWord::kPart, RenderPart(file->part()));
+      return Say(link, PeerWord::kPart, RenderUnit(file->record()));
     }
     case PeerWord::kShow: {
       CKPT_RETURN_IF_ERROR(CheckName(frame.text, "run"));
@@ -153,19 +151,35 @@ Status PeerServer::Answer(PeerLink& link, const PeerFrame& frame) {
       if (!shown) return SayRefused(link, shown.error());
       return Say(link, PeerWord::kShown, RenderShown(*shown));
     }
+    case PeerWord::kSpooled: return SaySpooled(link, frame.text);
     default: return Refuse(link.about(), ": a word out of turn");
   }
 }
 
+Status PeerServer::SaySpooled(PeerLink& link, const std::string& run) {
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  const auto saves = options_.spooled ? options_.spooled() : std::vector<PreparedPart>();
+  if (!saves) return SayRefused(link, saves.error());
+  std::vector<ShelvedPart> parts;
+  for (const PreparedPart& save : *saves) {
+    if (save.name.run != run) continue;
+    for (const PreparedRank& rank : save.ranks) {
+      PreparedPart part = save;
+      part.ranks = {rank};
+      parts.push_back(ShelvedOf({std::move(part), {}, 0}, ShelvedState::kHeld));
+    }
+  }
+  return Say(link, PeerWord::kParts, RenderShelved(parts));
+}
+
 Status PeerServer::TakeOffer(PeerLink& link, const PeerFrame& frame) {
-  CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePeerPart(frame.text));
-  const std::string directory = part.Directory();
-  const PreparedRank rank = part.ranks.front();
-  PeerFrame held{.word = PeerWord::kHeld, .digest = DigestOfChunks(rank.chunks)};
-  auto file = options_.shelf->Begin(std::move(part));
+  CKPT_ASSIGN_OR_RETURN(const UnitRecord record, ParseUnit(frame.text));
+  PeerFrame held{.word = PeerWord::kHeld, .digest = DigestOfChunks(record.chunks())};
+  auto file = options_.shelf->Begin(record);
   if (!file && file.error().code == ErrorCode::kExists) {
-    const auto there = options_.shelf->Find(directory, rank.rank);
-    if (there && there->rank() == rank) return link.Send(std::move(held), {});
+    const auto there =
+        options_.shelf->Find(record.part.Directory(), record.rank().rank, record.slot());
+    if (there && there->record().IsOf(record)) return link.Send(std::move(held), {});
   }
   if (!file) return SayRefused(link, file.error());
   CKPT_RETURN_IF_ERROR(link.Send({.word = PeerWord::kWanted}, {}));
@@ -183,7 +197,8 @@ Status PeerServer::TakeOffer(PeerLink& link, const PeerFrame& frame) {
 Status PeerServer::Fill(PeerLink& link, ShelfFile& file) {
   std::span<std::byte> room = file.room();
   for (uint64_t at = 0; at < room.size();) {
-    CKPT_ASSIGN_OR_RETURN(const PeerFrame chunk, link.Receive(kMaxGreetingText, kNextChunk));
+    CKPT_ASSIGN_OR_RETURN(const PeerFrame chunk,
+                          link.Receive(kMaxGreetingText, options_.next_chunk));
     if (chunk.word != PeerWord::kChunk || chunk.offset != at || chunk.payload_bytes == 0 ||
         chunk.payload_bytes > room.size() - at) {
       return Refuse(link.about(), ": a chunk that is not the next one");
@@ -196,7 +211,7 @@ Status PeerServer::Fill(PeerLink& link, ShelfFile& file) {
 }
 
 Status PeerServer::SendBytes(PeerLink& link, const PeerFrame& frame) {
-  const auto file = options_.shelf->Find(frame.text, frame.rank);
+  const auto file = options_.shelf->Find(frame.text, frame.rank, frame.slot);
   if (!file) return SayRefused(link, {ErrorCode::kNotFound, "it is not held"});
   const auto bytes = file->bytes();
   if (frame.length > kMaxPeerPayload || frame.offset > bytes.size() ||

@@ -7,11 +7,12 @@
 // each link.
 // Lifetime: the destructor closes all links.  The shelf and what `show` uses must outlive it.
 // Inputs are hostile: a stranger may say hello and nothing else, within ten seconds; links are
-// counted; a link that breaks a rule is closed.
+// counted; a link that breaks a rule, or says nothing for long, is closed.
 
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -35,8 +36,13 @@ struct PeerServerOptions {
   PeerShelf* shelf = nullptr;
   // Looks what this daemon's mount can show of a run from memory, and shows it.
   std::function<Result<std::vector<ShownMemoryStep>>(const std::string& run)> show = {};
+  // The saves of all runs in this daemon's spool.
+  std::function<Result<std::vector<PreparedPart>>()> spooled = {};
   std::function<void()> changed = {};  // the shelf has changed
   std::function<void(std::string_view line)> log = {};
+  std::chrono::milliseconds greeting = kGreetingTime;
+  std::chrono::milliseconds idle = std::chrono::minutes(10);        // between questions
+  std::chrono::milliseconds next_chunk = std::chrono::seconds(30);  // of a file that is sent
   size_t max_links = 256;
   size_t max_strangers = 32;  // of those, links that have not proved themselves yet
 };
@@ -63,6 +69,7 @@ class PeerServer {
   void Reap(bool all);
   void Serve(Session& session);
   Status Answer(PeerLink& link, const PeerFrame& frame);
+  Status SaySpooled(PeerLink& link, const std::string& run);
   Status TakeOffer(PeerLink& link, const PeerFrame& frame);
   Status Fill(PeerLink& link, ShelfFile& file);
   Status SendBytes(PeerLink& link, const PeerFrame& frame);

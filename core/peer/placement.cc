@@ -3,6 +3,7 @@
 #include "core/peer/placement.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -13,7 +14,7 @@ namespace ckptfs {
 namespace {
 
 constexpr uint32_t kMostCopies = 15;
-constexpr uint32_t kMostUnits = 128;  // a group of up to twice as many fits GF(256)
+constexpr uint32_t kMostSchemeUnits = 128;  // a group of up to twice as many fits GF(256)
 constexpr std::string_view kGrammar = "off, local, copy, copy:COPIES or ec:DATA+PARITY";
 
 // A decimal number without sign or leading zeros; nothing if `text` is not one.
@@ -25,14 +26,14 @@ std::optional<uint32_t> Number(std::string_view text) {
   return value;
 }
 
-Result<ProtectScheme> ParseCopies(std::string_view text) {
+Result<StripeShape> ParseCopies(std::string_view text) {
   const std::optional<uint32_t> copies = Number(text);
   if (!copies || *copies > kMostCopies)
     return Refuse("'copy:", text, "': the copies are a number from 1 to ", kMostCopies);
-  return ProtectScheme{.kind = ProtectScheme::kCopy, .copies = *copies};
+  return StripeShape{1, *copies};
 }
 
-Result<ProtectScheme> ParseErasure(std::string_view text) {
+Result<StripeShape> ParseErasure(std::string_view text) {
   const size_t plus = text.find('+');
   std::optional<uint32_t> data, parity;
   if (plus != std::string_view::npos) {
@@ -41,10 +42,24 @@ Result<ProtectScheme> ParseErasure(std::string_view text) {
   }
   if (!data || !parity) return Refuse("'ec:", text, "': write ec:DATA+PARITY, such as ec:8+2");
   if (*data < 2) return Refuse("'ec:", text, "': fewer than 2 data units; write copy:", *parity);
-  if (*data > kMostUnits || *parity > kMostUnits - *data)
-    return Refuse("'ec:", text, "': more than ", kMostUnits, " units together");
-  return ProtectScheme{.kind = ProtectScheme::kErasure, .data = *data, .parity = *parity};
+  if (*data > kMostSchemeUnits || *parity > kMostSchemeUnits - *data)
+    return Refuse("'ec:", text, "': more than ", kMostSchemeUnits, " units together");
+  return StripeShape{*data, *parity};
 }
+
+// The schemes: what one is called, and the shape of its stripes.
+struct SchemeRow {
+  ProtectScheme::Kind kind;
+  std::string_view name;
+  std::optional<StripeShape> alone;                  // by the name alone
+  Result<StripeShape> (*numbers)(std::string_view);  // of what follows NAME":"; null: nothing may
+};
+constexpr std::array<SchemeRow, 4> kSchemes = {{
+    {ProtectScheme::kOff, "off", StripeShape{1, 0}, nullptr},
+    {ProtectScheme::kLocal, "local", StripeShape{1, 1}, nullptr},
+    {ProtectScheme::kCopy, "copy", StripeShape{1, 1}, &ParseCopies},
+    {ProtectScheme::kErasure, "ec", std::nullopt, &ParseErasure},
+}};
 
 // All that die with `node`: its domain, or itself.
 std::string DomainOf(const PeerNode& node) {
@@ -90,32 +105,21 @@ std::vector<PeerNode> Ring(std::vector<PeerNode> members) {
 }  // namespace
 
 Result<ProtectScheme> ProtectScheme::Parse(std::string_view text) {
-  if (text == "off") return ProtectScheme{};
-  if (text == "local") return ProtectScheme{.kind = kLocal};
-  if (text == "copy") return ProtectScheme{.kind = kCopy, .copies = 1};
-  if (text.starts_with("copy:")) return ParseCopies(text.substr(5));
-  if (text.starts_with("ec:")) return ParseErasure(text.substr(3));
+  const size_t colon = text.find(':');
+  for (const SchemeRow& row : kSchemes) {
+    if (text.substr(0, colon) != row.name) continue;
+    if (colon == std::string_view::npos && row.alone) return ProtectScheme{row.kind, *row.alone};
+    if (colon == std::string_view::npos || row.numbers == nullptr) break;
+    CKPT_ASSIGN_OR_RETURN(const StripeShape shape, row.numbers(text.substr(colon + 1)));
+    return ProtectScheme{row.kind, shape};
+  }
   return Refuse("'", text, "' is not a protection: write ", kGrammar);
 }
 
 std::string ProtectScheme::Text() const {
-  switch (kind) {
-    case kOff: return "off";
-    case kLocal: return "local";
-    case kCopy: return copies == 1 ? "copy" : StrCat("copy:", copies);
-    case kErasure: return StrCat("ec:", data, "+", parity);
-  }
-  return "off";
-}
-
-uint32_t ProtectScheme::StripeParity() const {
-  switch (kind) {
-    case kOff: return 0;
-    case kLocal: return 1;
-    case kCopy: return copies;
-    case kErasure: return parity;
-  }
-  return 0;
+  const std::string name(kSchemes[kind].name);
+  if (shape.cuts()) return StrCat(name, ":", shape.data, "+", shape.parity);
+  return kSchemes[kind].alone == shape ? name : StrCat(name, ":", shape.parity);
 }
 
 Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes,
@@ -132,26 +136,21 @@ Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes,
   for (size_t i = 0; i < nodes.size(); ++i) dealt[i % dealt.size()].push_back(std::move(nodes[i]));
   std::vector<PeerGroup> groups;
   groups.reserve(dealt.size());
-  const uint32_t parity = scheme.StripeParity();
   for (std::vector<PeerNode>& members : dealt) {
-    const auto wide = static_cast<uint32_t>(members.size()) - parity;
-    const uint32_t data = scheme.kind == ProtectScheme::kErasure ? wide : 1;
-    groups.push_back({Ring(std::move(members)), data, parity});
+    StripeShape shape = scheme.shape;
+    if (shape.cuts()) shape.data = static_cast<uint32_t>(members.size()) - shape.parity;
+    groups.push_back({Ring(std::move(members)), shape});
   }
   return groups;
 }
 
-std::vector<PeerStripe> StripesOf(const PeerGroup& group) {
+std::vector<size_t> UnitHolders(const PeerGroup& group, size_t member) {
   const size_t size = group.members.size();
-  CKPT_CHECK(size >= size_t{group.data} + group.parity);
-  if (group.parity == 0) return {};
-  std::vector<PeerStripe> stripes(size);
-  for (size_t r = 0; r < size; ++r) {
-    for (size_t i = 0; i < group.data; ++i) stripes[r].data.push_back((r + i) % size);
-    for (size_t j = 0; j < group.parity; ++j)
-      stripes[r].parity.push_back((r + group.data + j) % size);
-  }
-  return stripes;
+  CKPT_CHECK(member < size && size >= group.shape.units());
+  std::vector<size_t> holders;
+  for (size_t unit = 0; unit < group.shape.units(); ++unit)
+    holders.push_back((member + unit) % size);
+  return holders;
 }
 
 }  // namespace ckptfs

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Placement decides which nodes keep each other's part of a step in memory.  PlaceNodes() cuts the
-// nodes of a job into groups; StripesOf() says who helps whom inside one group.
+// nodes of a job into groups; UnitHolders() says who keeps what of one member's files.
 //
-// A group has at least `data + parity` members, in an order that matters: a ring.  Stripe r
-// takes the `data` members from r on as data nodes and the `parity` members after them as
-// parity nodes (all numbers modulo the group's size).  A member's part is cut into `data` equal
-// units, one for each stripe in which it is a data node, so that it keeps `parity` units of
-// others.  A copy is the case data = 1.  A stripe outlives the loss of any `parity` of its
-// members.  An erasure code is as wide as its group: each stripe holds all members.
+// A group has at least as many members as a stripe has units (parity.h), in an order that
+// matters: a ring.  A member's files are stripes, whose unit u is kept by the u-th member after it,
+// itself being the 0th.  A copy is the case of one data unit.  A stripe outlives the loss of any
+// `parity` of the nodes that keep it.  An erasure code is as wide as its group: each stripe lies on
+// all members.
 //
 // Thread safety: pure functions of values; every node that asks gets the same answer, whatever
 // the order in which it names the nodes.
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/peer/parity.h"
 
 namespace ckptfs {
 
@@ -39,12 +39,11 @@ struct ProtectScheme {
   enum Kind : uint8_t {
     kOff,
     kLocal,    // replicas of one state: each node also keeps its neighbour's share, unsent
-    kCopy,     // `copies` further nodes hold the whole part
-    kErasure,  // `parity` units for every `data` units; XOR if parity is 1
+    kCopy,     // further nodes hold the whole part
+    kErasure,  // units of the part, and their parity, lie on as many nodes
   };
   Kind kind = kOff;
-  uint32_t copies = 0;
-  uint32_t data = 0, parity = 0;
+  StripeShape shape;  // in the smallest group
   bool operator==(const ProtectScheme&) const = default;
 
   //   scheme = "off" | "local" | "copy" [":" C] | "ec:" K "+" M
@@ -53,23 +52,13 @@ struct ProtectScheme {
   std::string Text() const;  // canonical: "copy" for "copy:1"
 
   // Members of the smallest group, at least 1.
-  size_t GroupSize() const { return size_t{StripeData()} + StripeParity(); }
-  // Data and parity nodes of a stripe; 1 and 0 for kOff, 1 and 1 for kLocal.
-  uint32_t StripeData() const { return kind == kErasure ? data : 1; }
-  uint32_t StripeParity() const;
+  size_t GroupSize() const { return shape.units(); }
 };
 
 struct PeerGroup {
-  std::vector<PeerNode> members;  // the ring; at most 255
-  uint32_t data = 1, parity = 0;  // of an erasure code all members together
+  std::vector<PeerNode> members;  // the ring; at most kMostUnits
+  StripeShape shape;              // of an erasure code as many units as there are members
   bool operator==(const PeerGroup&) const = default;
-};
-
-// Indices into the members of a group.
-struct PeerStripe {
-  std::vector<size_t> data;    // data[i] gives its unit i
-  std::vector<size_t> parity;  // parity[j] keeps parity unit j
-  bool operator==(const PeerStripe&) const = default;
 };
 
 // Groups of scheme.GroupSize() members; nodes that are left over join groups, so that every
@@ -80,8 +69,8 @@ struct PeerStripe {
 // kInvalid: no nodes, a name twice, an empty name, or fewer nodes than GroupSize().
 Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes, const ProtectScheme& scheme);
 
-// The stripes of a group, as many as it has members; none if parity is 0.
-// REQUIRES: members.size() >= data + parity.
-std::vector<PeerStripe> StripesOf(const PeerGroup& group);
+// The members that keep the units of a member's files, unit 0 first, which is its own.
+// REQUIRES: the group has as many members as the shape has units.
+std::vector<size_t> UnitHolders(const PeerGroup& group, size_t member);
 
 }  // namespace ckptfs

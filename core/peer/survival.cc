@@ -131,7 +131,7 @@ void Kill(const std::vector<PeerGroup>& groups, const std::vector<Seat>& seats, 
 bool Loses(const std::vector<PeerGroup>& groups, const DeadMembers& dead) {
   return std::any_of(dead.begin(), dead.end(), [&](const auto& one) {
     const auto count = static_cast<size_t>(std::count(one.second.begin(), one.second.end(), true));
-    if (count <= groups[one.first].parity) return false;
+    if (count <= groups[one.first].shape.parity) return false;
     return HarmlessSubsets(groups[one.first], one.second)[count] == 0;
   });
 }
@@ -251,12 +251,12 @@ Status CheckRates(const FailureRates& rates) {
 std::vector<long double> HarmlessSubsets(const PeerGroup& group, const std::vector<bool>& dead) {
   const size_t size = group.members.size();
   CKPT_CHECK(dead.size() == size);
-  if (group.data + size_t{group.parity} < size) {
-    CKPT_CHECK(group.data == 1);  // copies on the next members of the ring
-    return RingsWithoutARun(dead, size_t{group.parity} + 1);
+  if (group.shape.units() < size) {
+    CKPT_CHECK(!group.shape.cuts());  // copies on the next members of the ring
+    return RingsWithoutARun(dead, size_t{group.shape.parity} + 1);
   }
   Counts counts = AllSubsets(dead);
-  for (size_t j = size_t{group.parity} + 1; j < counts.size(); ++j) counts[j] = 0;
+  for (size_t j = size_t{group.shape.parity} + 1; j < counts.size(); ++j) counts[j] = 0;
   return counts;
 }
 
@@ -275,14 +275,16 @@ Result<Survival> SurvivalOf(const std::vector<PeerNode>& nodes, const ProtectSch
     const size_t size = group.members.size();
     survival.smallest_group = std::min(survival.smallest_group, size);
     survival.largest_group = std::max(survival.largest_group, size);
-    const double kept = static_cast<double>(group.parity) / group.data;
+    const double kept = static_cast<double>(group.shape.parity) / group.shape.data;
+    const double sent = static_cast<double>(group.shape.units() - 1) / group.shape.data;
+    if (scheme.kind != ProtectScheme::kLocal) survival.sent += sent * static_cast<double>(size);
     survival.extra_memory += kept * static_cast<double>(size);
     survival.largest_extra_memory = std::max(survival.largest_extra_memory, kept);
   }
   survival.extra_memory /= static_cast<double>(nodes.size());
+  survival.sent /= static_cast<double>(nodes.size());
   survival.lost_by_nodes = LostByNodes(groups, nodes.size(), most_dead);
   survival.lost_by_domains = LostByDomains(groups, domains);
-  survival.sent = scheme.kind == ProtectScheme::kLocal ? 0 : scheme.StripeParity();
   survival.loads_a_year = LoadsAYear(groups, domains, rates);
   return survival;
 }

@@ -10,8 +10,8 @@
 //             store is needed if the others that die within the window of a first death make
 //             the groups lose a part.
 //
-// A part is lost if some stripe misses more members than it has parity; with kOff if its node
-// dies.  Nodes without a failure domain are domains of one node.
+// A part is lost if more of the nodes that keep its units die than it has parity; with kOff if its
+// node dies.  Nodes without a failure domain are domains of one node.
 //
 // Thread safety: pure functions.
 // Units: probabilities from 0 to 1; memory and traffic in parts of one node; times as named.
@@ -44,9 +44,9 @@ struct Survival {
   // [D]: the same of D whole domains, D from 0 to 2; shorter where there are too few domains,
   // or too many to look at each pair.
   std::vector<double> lost_by_domains;
-  double extra_memory = 0;          // mean over nodes, of others' units
+  double extra_memory = 0;          // mean over nodes, beyond one part
   double largest_extra_memory = 0;  // of the node that keeps most
-  double sent = 0;                  // by each node, over the network
+  double sent = 0;                  // mean over nodes, over the network
   double loads_a_year = 0;          // steps that must be read from the store
 };
 

@@ -279,12 +279,12 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
               "Take a step whose optimizer files were removed");
 }
 
-// Refuses, by name, schemes that are not built.
+// Refuses, by name, a scheme that is only planned with.
 Result<ProtectScheme> ParseProtect(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(const ProtectScheme scheme, ProtectScheme::Parse(text));
-  if (scheme.kind == ProtectScheme::kOff || scheme.kind == ProtectScheme::kCopy) return scheme;
+  if (scheme.kind != ProtectScheme::kLocal) return scheme;
   return Fail(ErrorCode::kUnsupported,
-              StrCat("'", text, "': off, copy or copy:N; this build protects by copies alone"));
+              StrCat("'", text, "': off, copy, copy:N or ec:K+M; this build has no local copies"));
 }
 
 void AddPeerOptions(Command& command, SnapshotFlags& flags) {
@@ -306,8 +306,10 @@ void AddPeerOptions(Command& command, SnapshotFlags& flags) {
       .Check(Checked(ParseBytes));
   command
       .Add("--protect", flags.protect,
-           "How many other nodes hold a copy of what the ranks here save (default: off)")
-      .Value("off|copy|copy:N")
+           "How other nodes hold what the ranks here save: as copies, or as units of an erasure "
+           "code "
+           "(default: off)")
+      .Value("off|copy|copy:N|ec:K+M")
       .Check(Checked(ParseProtect));
   command
       .Add("--failure-domain", flags.request.peers.failure_domain,

@@ -2,7 +2,7 @@
 //
 // `ckptfs read` answers a program that has no mount on its standard input and output
 // (mount/control/step_answers.h).  The end of the input ends it.  A step that is not published is
-// asked of the daemon that has it in memory.
+// asked of the daemon that has it in memory; RUN/memory of all daemons with peers.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,10 +21,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/names.h"
 #include "core/base/strings.h"
 #include "core/store/lives.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/held_steps.h"
+#include "mount/commands/peer_steps.h"
 #include "mount/commands/step_access.h"
 #include "mount/control/control_protocol.h"
 #include "mount/control/step_answers.h"
@@ -32,6 +34,8 @@
 
 namespace ckptfs {
 namespace {
+
+constexpr std::string_view kMemoryName = "memory";
 
 struct ReadFlags {
   std::string step;
@@ -153,8 +157,34 @@ Status AnswerAll(StepAnswers& answers) {
   return {};
 }
 
+// The id in RUN/memory/ID; empty for RUN/memory; nothing if the step is none of these.
+std::optional<StepReference> InPeersMemory(std::string_view step) {
+  const size_t slash = step.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  std::string_view id = step.substr(slash + 1);
+  if (id != kMemoryName && !id.starts_with(StrCat(kMemoryName, "/"))) return std::nullopt;
+  id.remove_prefix(std::min(id.size(), kMemoryName.size() + 1));
+  return StepReference{std::string(step.substr(0, slash)), std::string(id)};
+}
+
+Status RunPeerRead(const ReadFlags& options, const StepReference& asked, const Layout& layout) {
+  CKPT_RETURN_IF_ERROR(CheckName(asked.run, "run"));
+  if (!asked.id.empty()) CKPT_RETURN_IF_ERROR(CheckName(asked.id, "step"));
+  CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
+  if (store->Resolve(asked.run, kMemoryName)) {
+    return Refuse("run '", asked.run, "' has a step named ", kMemoryName,
+                  ": which one is meant is not certain");
+  }
+  CKPT_ASSIGN_OR_RETURN(const PeerStep found, LoadPeerStep(*store, asked.run, asked.id));
+  CKPT_ASSIGN_OR_RETURN(const auto answers,
+                        StepAnswers::Open(found.step, layout, ReaderOptions(std::move(roots))));
+  return AnswerAll(*answers);
+}
+
 Status RunRead(const ReadFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
+  if (const auto memory = InPeersMemory(options.step)) return RunPeerRead(options, *memory, layout);
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
   CKPT_ASSIGN_OR_RETURN(const StepReference asked, ParseStepReference(options.step));
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
@@ -181,7 +211,9 @@ void AddReadCommand(CommandSet& commands) {
   auto options = std::make_shared<ReadFlags>();
   Command& command =
       commands.Add("read", "Answer a program's reads of a view on standard input and output");
-  command.Add("STEP", options->step, "RUN/ID").Required().Offers(kOfferSteps);
+  command.Add("STEP", options->step, "RUN/ID, RUN/memory or RUN/memory/ID")
+      .Required()
+      .Offers(kOfferSteps);
   command.Add("LAYOUT", options->layout, "Such as tp1")
       .Required()
       .Offers(kOfferNothing)

@@ -10,19 +10,21 @@
 
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
+#include "core/peer/memory_attempts.h"
 #include "core/peer/peer_client.h"
-#include "core/peer/peer_records.h"
 #include "core/peer/tcp_transport.h"
-#include "core/records/records.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/peer_steps.h"
 #include "mount/control/step_json.h"
 #include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
 
+constexpr const char* kStorePlace = "store";
+constexpr const char* kMemoryPlace = "memory";
+constexpr const char* kSpoolPlace = "spool";
 constexpr size_t kAskers = 16;
-constexpr std::chrono::seconds kPeerPatience{3};
 constexpr int kAsks = 5;  // while daemons show different steps
 constexpr std::chrono::seconds kBetweenAsks{1};
 constexpr uint64_t kMostBack = 1023;  // attempts before the one in memory that are known by name
@@ -33,42 +35,45 @@ struct RecoverFlags {
   bool json = false;
 };
 
-// The steps that daemons can show, and how many daemons answered.
+// Returns what a daemon has of a run.
+struct Survivor {
+  std::vector<ShownMemoryStep> shown;  // the steps that it can show from memory
+  std::vector<ShelvedPart> spooled;    // files in its spool
+};
+
+// All that daemons have, by those that answered.
 struct Survivors {
   std::vector<std::vector<ShownMemoryStep>> shown;
+  PeerShelves spooled;
   std::vector<std::string> away;  // why others are not asked
 };
 
-Result<std::vector<ShownMemoryStep>> AskOne(const PeerRecord& peer, const PeerIdentity& self,
-                                            const std::string& run) {
+Result<Survivor> AskOne(const PeerRecord& peer, const PeerIdentity& self, const std::string& run) {
   TcpTransport transport({.from = "", .patience = kPeerPatience});
   CKPT_ASSIGN_OR_RETURN(const auto client,
                         PeerClient::Connect(transport, peer.address, peer.node, self));
-  return client->Show(run);
+  Survivor found;
+  CKPT_ASSIGN_OR_RETURN(found.shown, client->Show(run));
+  CKPT_ASSIGN_OR_RETURN(found.spooled, client->Spooled(run));
+  return found;
 }
 
 Result<Survivors> AskAll(Store& store, const std::string& run) {
   Survivors survivors;
-  CKPT_ASSIGN_OR_RETURN(const auto peers,
-                        ReadPeers(*store.storage(), {}, [](std::string_view line) {
-                          fmt::print(stderr, "ckptfs: {}\n", Printable(line));
-                        }));
-  if (peers.empty()) return survivors;
-  CKPT_ASSIGN_OR_RETURN(const std::string format,
-                        ReadWhole(*store.storage(), "format", kRecordMaxBytes));
-  CKPT_ASSIGN_OR_RETURN(const PeerKey key, StorePeerKey(*store.storage()));
-  const PeerIdentity self{key, RandomDigest(), DigestOf(format)};
+  CKPT_ASSIGN_OR_RETURN(const KnownPeers known, FindPeers(store));
+  const std::vector<PeerRecord>& peers = known.peers;
   Mutex mutex;
   std::atomic<size_t> next{0};
   const auto work = [&] {
     for (size_t i = next++; i < peers.size(); i = next++) {
-      auto shown = AskOne(peers[i], self, run);
+      auto found = AskOne(peers[i], known.self, run);
       MutexLock lock(mutex);
-      if (shown) {
-        survivors.shown.push_back(*std::move(shown));
+      if (found) {
+        survivors.shown.push_back(std::move(found->shown));
+        survivors.spooled[peers[i].node] = std::move(found->spooled);
       } else {
         survivors.away.push_back(
-            StrCat(peers[i].host, " (", peers[i].address, "): ", shown.error().message));
+            StrCat(peers[i].host, " (", peers[i].address, "): ", found.error().message));
       }
     }
   };
@@ -117,6 +122,39 @@ std::optional<ShownMemoryStep> Common(const Survivors& survivors) {
   return newest;
 }
 
+// The newest save of which spools have all ranks' files, as a step that has no name yet.
+std::optional<ShownMemoryStep> Spooled(const Survivors& survivors) {
+  const std::vector<MemoryAttempt> attempts = AttemptsOn(survivors.spooled);
+  const MemoryAttempt* newest = nullptr;
+  for (const MemoryAttempt& attempt : attempts) {
+    if (attempt.whole() && (newest == nullptr || IsEarlier(*newest, attempt))) newest = &attempt;
+  }
+  if (newest == nullptr) return std::nullopt;
+  return ShownMemoryStep{newest->name, "", {}, newest->Directory(), newest->mtime_ns, newest->step};
+}
+
+// A step that has no place in the store, and where it is.
+struct Unstored {
+  std::string place;
+  ShownMemoryStep step;
+};
+
+// The newer one of what is in memory and in spools; the same save can be loaded from memory.
+std::optional<Unstored> NewestUnstored(const Survivors& survivors) {
+  const auto memory = Common(survivors);
+  auto spooled = Spooled(survivors);
+  const auto attempt = [](const ShownMemoryStep& step) {
+    MemoryAttempt made;
+    made.name = step.name;
+    made.mtime_ns = step.mtime_ns;
+    return made;
+  };
+  if (spooled && (!memory || IsEarlier(attempt(*memory), attempt(*spooled))))
+    return Unstored{kSpoolPlace, *std::move(spooled)};
+  if (memory) return Unstored{kMemoryPlace, *memory};
+  return std::nullopt;
+}
+
 // True if files lie where that attempt, or one before it of the same life, put those of its step.
 bool IsUpTo(std::string_view directory, AttemptName attempt, uint64_t step) {
   for (uint64_t back = 0; back <= kMostBack; ++back) {
@@ -127,26 +165,36 @@ bool IsUpTo(std::string_view directory, AttemptName attempt, uint64_t step) {
   return false;
 }
 
-// True if the store's step was saved after the one in memory; the same save is not.  A durable
-// step's time may be that of its end: where its attempt is known, that counts.
-Result<bool> IsNewer(Store& store, const StepRecord& record, const ShownMemoryStep& memory) {
-  CKPT_ASSIGN_OR_RETURN(const auto step, store.Load(record));
-  const std::vector<Blob>& blobs = step->model.blobs;
+// True if the store's step is to be taken: it was saved after the other one, or it is the same
+// save, which lies in spools still.  A durable step's time may be that of its end: where its
+// attempt is known, that counts.
+Result<bool> IsTaken(Store& store, const StepRecord& record, const Unstored& other) {
+  const ShownMemoryStep& step = other.step;
+  CKPT_ASSIGN_OR_RETURN(const auto loaded, store.Load(record));
+  const std::vector<Blob>& blobs = loaded->model.blobs;
   if (!blobs.empty()) {
     const std::string there = ParentPath(blobs.front().path);
-    if (there == memory.directory || IsUpTo(there, memory.name, record.iteration)) return false;
+    if (there == step.directory) return other.place == kSpoolPlace;
+    if (IsUpTo(there, step.name, record.iteration)) return false;
   }
-  return record.mtime_ns >= memory.mtime_ns;
+  return record.mtime_ns >= step.mtime_ns;
 }
 
 void Print(const RecoverFlags& options, const std::string& place, const std::string& id,
            uint64_t step) {
-  const std::string where = StrCat(options.run, place == "memory" ? "/memory/" : "/", id);
+  // What lies in spools gets its name from the store.
+  const std::string below = place == kStorePlace ? "" : StrCat(place, "/");
+  const std::string where = StrCat(options.run, "/", below, id.empty() ? StrCat(step) : id);
   if (options.json) {
     PrintJson(
         {{"run", options.run}, {"place", place}, {"id", id}, {"step", where}, {"iteration", step}});
   } else {
     fmt::print("{}\n", Printable(where));
+  }
+  if (place == kSpoolPlace) {
+    fmt::print(stderr,
+               "ckptfs: it lies in spools alone, and can be loaded once the store has it: ask "
+               "again then\n");
   }
 }
 
@@ -156,27 +204,27 @@ Status RunRecover(const RecoverFlags& options) {
   for (const std::string& line : survivors.away) {
     fmt::print(stderr, "ckptfs: does not answer: {}\n", Printable(line));
   }
-  const auto memory = Common(survivors);
+  const auto other = NewestUnstored(survivors);
   const auto latest = store->Resolve(options.run, "latest");
-  if (!latest && latest.error().code != ErrorCode::kNotFound && !memory) {
+  if (!latest && latest.error().code != ErrorCode::kNotFound && !other) {
     return Fail(Error(latest.error()));
   }
-  bool newer = latest.has_value() && !memory;
-  if (latest && memory) {
-    const auto is_newer = IsNewer(*store, *latest, *memory);
-    if (!is_newer) {
+  bool taken = latest.has_value() && !other;
+  if (latest && other) {
+    const auto is_taken = IsTaken(*store, *latest, *other);
+    if (!is_taken) {
       fmt::print(stderr, "ckptfs: the newest durable step is passed over: {}\n",
-                 Printable(is_newer.error().message));
+                 Printable(is_taken.error().message));
     }
-    newer = is_newer.value_or(false);
+    taken = is_taken.value_or(false);
   }
-  if (newer) {
-    Print(options, "store", latest->id, latest->iteration);
-  } else if (memory) {
-    Print(options, "memory", memory->id, memory->step);
+  if (taken) {
+    Print(options, kStorePlace, latest->id, latest->iteration);
+  } else if (other) {
+    Print(options, other->place, other->step.id, other->step.step);
   } else {
     return Fail(ErrorCode::kNotFound,
-                StrCat("run '", options.run, "' has no step, durable or in memory"));
+                StrCat("run '", options.run, "' has no step, durable, in memory or in a spool"));
   }
   return {};
 }
@@ -186,7 +234,7 @@ Status RunRecover(const RecoverFlags& options) {
 void AddRecoverCommand(CommandSet& commands) {
   auto options = std::make_shared<RecoverFlags>();
   Command& command =
-      commands.Add("recover", "Print the newest step that can be loaded: in memory, or durable");
+      commands.Add("recover", "Print the newest step: in memory, in spools, or durable");
   command.Add("RUN", options->run, "The run").Required().Offers(kOfferRuns);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);

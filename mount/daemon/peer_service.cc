@@ -6,19 +6,16 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/commit/kept_files.h"
-#include "core/commit/world_commit.h"
 #include "core/io/file_stamp.h"
 #include "core/peer/peer_root.h"
 #include "core/records/records.h"
-#include "formats/families/shipped.h"
-#include "formats/rank_file/rank_files.h"
 #include "fs/serve/page_pool.h"
+#include "mount/daemon/memory_step.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
@@ -38,45 +35,10 @@ std::string HostName() {
 }
 
 // True for a part of another life's save whose rank 0 never came, and with it no time.
-bool IsLeftBehind(const MemoryAttempt& attempt, const PreparedPart& part,
-                  const MemoryAttempt& shown) {
+bool IsLeftBehind(const MemoryAttempt& attempt, int64_t mtime_ns, const MemoryAttempt& shown) {
   const bool one_life = attempt.name.job == shown.name.job && attempt.name.life == shown.name.life;
   return !one_life && !attempt.ranks.contains(0) &&
-         part.mtime_ns < shown.mtime_ns - std::chrono::nanoseconds(kLateRank0).count();
-}
-
-// The step of the rank files that daemons hold.  Tensors that did not change lie in files of
-// earlier steps, which the store has.
-Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store,
-                                const KeptFiles::Say& say) {
-  const PreparedPart& part = root->part();
-  std::vector<std::string> paths;
-  std::vector<const std::vector<Digest>*> chunks;
-  for (const PreparedRank& rank : part.ranks) {
-    paths.push_back(part.PathOf(rank.rank));
-    chunks.push_back(&rank.chunks);
-  }
-  CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
-  SourceOptions options;
-  options.families = &families;
-  CKPT_ASSIGN_OR_RETURN(StepModel model,
-                        ReadRankFiles(WithStoredFiles(root, store, {}), paths, options));
-  if (model.iteration != part.step) return Refuse("its files belong to step ", model.iteration);
-  CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
-                        KeptFiles::Hold(store, part.name.run, model, paths.size(), say));
-  OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks, kept.blobs());
-  for (Blob& blob : std::span(model.blobs).first(paths.size())) {
-    blob.mode = 0600;
-    blob.uid = ::geteuid();
-    blob.gid = ::getegid();
-  }
-  const std::string home = SnapshotHome(part.name.run);
-  return MemoryStep{part.name.run,
-                    StrCat(home, "/", part.step),
-                    home,
-                    std::move(model),
-                    WithStoredFiles(root, store, kept.holds()),
-                    kept.blobs().size()};
+         mtime_ns < shown.mtime_ns - std::chrono::nanoseconds(kLateRank0).count();
 }
 
 }  // namespace
@@ -113,6 +75,7 @@ Status PeerService::Begin(const Digest& node) {
   serving.self = identity;
   serving.shelf = &shelf_;
   serving.show = [this](const std::string& run) { return Answer(run); };
+  serving.spooled = hooks_.spooled;
   serving.changed = [this] {
     MutexLock lock(mutex_);
     changed_ = true;
@@ -330,14 +293,16 @@ void PeerService::Hide(const std::string& run, const std::string& why) {
 
 void PeerService::ForgetOlder(const std::vector<MemoryAttempt>& attempts,
                               const MemoryAttempt& shown) {
-  for (const MemoryAttempt& attempt : attempts) {
-    if (attempt.name.run != shown.name.run) continue;
-    const std::string directory = attempt.Directory();
-    for (const auto& [rank, held] : attempt.ranks) {
-      const auto file = shelf_.Find(directory, rank);
-      if (file && (IsEarlier(attempt, shown) || IsLeftBehind(attempt, file->part(), shown)))
-        (void)shelf_.Remove(directory, rank);
-    }
+  for (const ShelvedPart& part : shelf_.List()) {
+    if (part.name.run != shown.name.run) continue;
+    const std::string directory = part.Directory();
+    const auto attempt =
+        std::find_if(attempts.begin(), attempts.end(), [&](const MemoryAttempt& one) {
+          return one.name.run == part.name.run && one.Directory() == directory;
+        });
+    if (attempt == attempts.end()) continue;  // it has come since
+    if (IsEarlier(*attempt, shown) || IsLeftBehind(*attempt, part.mtime_ns, shown))
+      (void)shelf_.Remove(directory, part.rank, part.slot());
   }
 }
 

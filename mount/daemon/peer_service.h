@@ -49,6 +49,7 @@ class PeerService {
   struct Hooks {
     std::function<Status(const StepRecord&)> refresh;                         // a step came or went
     std::function<std::shared_ptr<const void>(const std::string& name)> say;  // a presence
+    std::function<Result<std::vector<PreparedPart>>()> spooled;  // what lies in the spool
     std::chrono::milliseconds turn{2'000};  // between looks at what has changed
   };
   // `node`: of this daemon's presence.

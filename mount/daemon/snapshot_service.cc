@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/commit/spool.h"
+#include "core/io/file_storage.h"
 #include "core/io/root.h"
 #include "core/records/records.h"
 #include "fs/serve/page_pool.h"
@@ -108,6 +110,14 @@ Status SnapshotService::StartPeers() {
     if (!held) Log(LogLevel::kWarning, held.error().message);
     return held ? *held : nullptr;
   };
+  if (!request_.spool.empty()) {
+    hooks.spooled = [this]() -> Result<std::vector<PreparedPart>> {
+      CKPT_ASSIGN_OR_RETURN(const std::string format,
+                            ReadWhole(*store_.storage(), "format", kRecordMaxBytes));
+      CKPT_ASSIGN_OR_RETURN(const auto storage, FileStorage::Open(request_.spool, false));
+      return Spool::Look(*storage, format);
+    };
+  }
   CKPT_ASSIGN_OR_RETURN(peers_, PeerService::Start(store_, catalogue_, request_.peers,
                                                    commit_->node(), std::move(hooks)));
   return {};

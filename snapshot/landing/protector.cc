@@ -141,12 +141,12 @@ Result<Protector::Generation> Protector::Copy(Incoming incoming) {
       replaced.insert(std::move(older));
     }
   }
-  for (const auto& [run, older] : replaced) LetGo(older);
+  for (auto& [run, older] : replaced) LetGo(older);
   replaced.clear();
   for (auto& [number, file] : incoming.files) {
     PreparedPart part = made.part;
     part.ranks = {{number, file.bytes, file.chunks}};
-    auto room = options_.shelf->Begin(part);
+    auto room = options_.shelf->Begin({part, {}, 0});
     Status done = room ? Status() : Fail(Error(room.error()));
     if (room) {
       auto to = (*room)->room().begin();
@@ -164,7 +164,7 @@ Result<Protector::Generation> Protector::Copy(Incoming incoming) {
       return Fail(ErrorCode::kDataLoss,
                   StrCat("rank ", number, ": its shelf does not hold the file that was saved"));
     }
-    made.files[number] = std::move(shelved);
+    made.files.try_emplace(number, *options_.shelf, std::move(shelved));
     made.part.ranks.push_back(part.ranks.front());
   }
   return made;
@@ -217,7 +217,9 @@ void Protector::Turn() {
       if (Spread(generation) && !generation.told) Tell(generation);
     }
   }
-  std::erase_if(flight_, [this](const auto& one) { return GivesWay(one.second); });
+  for (auto at = flight_.begin(); at != flight_.end();) {
+    at = GivesWay(at->second) ? flight_.erase(at) : std::next(at);
+  }
   LetOlderGo();
   if (flight_.empty()) return;
   const auto attempts = options_.look();
@@ -238,20 +240,21 @@ void Protector::Join(Generation& generation, Generation more) {
 }
 
 // A save that nobody took makes room for a newer one.
-bool Protector::GivesWay(const Generation& flight) {
-  const auto taken = [](const auto& one) { return !one.second.empty(); };
+bool Protector::GivesWay(Generation& flight) {
+  const auto taken = [](const auto& one) { return !one.second.holders().empty(); };
   {
     MutexLock lock(mutex_);
     if (!ready_.contains(flight.part.name.run)) return false;
-    if (std::any_of(flight.holders.begin(), flight.holders.end(), taken)) return false;
+    if (std::any_of(flight.files.begin(), flight.files.end(), taken)) return false;
     ++passed_over_;
   }
   LetGo(flight);
   return true;
 }
 
-std::vector<Digest> Protector::Candidates() const {
-  std::vector<PeerNode> nodes{{options_.node.Hex(), options_.failure_domain}};
+Protector::Place Protector::PlaceNow() const {
+  const std::string self = options_.node.Hex();
+  std::vector<PeerNode> nodes{{self, options_.failure_domain}};
   std::map<std::string, Digest> digests;
   std::map<std::string, std::string> domains;
   for (const PeerRecord& peer : options_.pool->present()) {
@@ -259,88 +262,103 @@ std::vector<Digest> Protector::Candidates() const {
     digests[nodes.back().name] = peer.node;
     domains[nodes.back().name] = peer.failure_domain;
   }
-  std::vector<Digest> found;
+  Place place{options_.scheme.shape, {}};
   const auto groups = PlaceNodes(nodes, options_.scheme);
-  if (groups) {
-    for (const PeerGroup& group : *groups) {
-      for (const PeerStripe& stripe : StripesOf(group)) {
-        if (group.members[stripe.data.front()].name != options_.node.Hex()) continue;
-        for (const size_t holder : stripe.parity)
-          found.push_back(digests[group.members[holder].name]);
-      }
+  for (const PeerGroup& group : groups ? *groups : std::vector<PeerGroup>()) {
+    for (size_t member = 0; member < group.members.size(); ++member) {
+      if (group.members[member].name != self) continue;
+      place.shape = group.shape;
+      for (const size_t holder : UnitHolders(group, member))
+        if (holder != member) place.nodes.push_back(digests[group.members[holder].name]);
     }
   }
+  // Copies are made on as many nodes as there are; a stripe needs all of its nodes.
+  if (!groups && options_.scheme.shape.cuts()) place.shape = Fail(Error(groups.error()));
   // Where these have no room others do: of other failure domains first.
   for (const bool same : {false, true}) {
     for (const auto& [name, node] : digests) {
       const bool is_same = domains[name] == options_.failure_domain;
-      if (is_same == same && std::find(found.begin(), found.end(), node) == found.end())
-        found.push_back(node);
+      if (is_same == same &&
+          std::find(place.nodes.begin(), place.nodes.end(), node) == place.nodes.end())
+        place.nodes.push_back(node);
     }
   }
-  return found;
+  return place;
 }
 
 bool Protector::Spread(Generation& generation) {
   bool all = true;
-  for (const auto& [rank, file] : generation.files) {
-    all = SpreadRank(generation, rank) && all;
+  for (auto& [rank, file] : generation.files) {
+    const Status spread = SpreadRank(generation, file);
     if (stopping()) return false;
+    if (spread) continue;
+    all = false;
+    Note(generation.part.name.run, StrCat(TitleOf(generation.part), ": rank ", rank,
+                                          " is not protected: ", spread.error().message));
   }
   return all;
 }
 
-bool Protector::SpreadRank(Generation& generation, uint32_t rank) {
-  std::set<Digest>& holders = generation.holders[rank];
+std::set<Digest> Protector::PresentNodes() const {
   std::set<Digest> present;
   for (const PeerRecord& peer : options_.pool->present()) present.insert(peer.node);
-  const auto held = [&] {
-    return static_cast<uint32_t>(std::count_if(
-        holders.begin(), holders.end(), [&](const Digest& one) { return present.contains(one); }));
-  };
-  if (held() >= options_.scheme.copies) return true;
-  std::string why = StrCat(options_.scheme.Text(), " needs ", options_.scheme.copies,
-                           " more nodes; ", present.size(), " answer");
-  for (const Digest& node : Candidates()) {
-    if (holders.contains(node)) continue;
-    const Status sent = SendRank(*generation.files.at(rank), node);
-    if (sent) holders.insert(node);
-    if (!sent) why = sent.error().message;
-    if (held() >= options_.scheme.copies) break;
-    if (stopping()) return false;
-  }
-  if (held() >= options_.scheme.copies) {
-    generation.told = false;  // a new holder has to be told
-    return true;
-  }
-  Note(generation.part.name.run,
-       StrCat(TitleOf(generation.part), ": rank ", rank, " is not protected: ", why));
-  return false;
+  return present;
 }
 
-Status Protector::SendRank(const ShelfFile& file, const Digest& node) {
+Status Protector::SpreadRank(Generation& generation, SpreadFile& file) {
+  if (!file.shape() || !file.Missing(PresentNodes()).empty()) {
+    const Place place = PlaceNow();
+    if (!file.shape()) {
+      CKPT_ASSIGN_OR_RETURN(const StripeShape shape, place.shape);
+      file.Cut(shape);
+    }
+    CKPT_RETURN_IF_ERROR(SendMissing(file, place.nodes));
+    generation.told = false;  // a new holder has to be told
+  }
+  return file.KeepUnit();
+}
+
+Status Protector::SendMissing(SpreadFile& file, const std::vector<Digest>& nodes) {
+  std::string why;
+  for (const Digest& node : nodes) {
+    const std::set<uint32_t> missing = file.Missing(PresentNodes());
+    if (missing.empty()) return {};
+    if (file.holders().contains(node)) continue;
+    const Status sent = SendUnit(file, *missing.begin(), node);
+    if (!sent) why = StrCat("; ", sent.error().message);
+    if (stopping()) return Fail(ErrorCode::kIo, "the daemon is ending");
+  }
+  const std::set<Digest> present = PresentNodes();
+  const std::set<uint32_t> missing = file.Missing(present);
+  if (missing.empty()) return {};
+  return Fail(ErrorCode::kExhausted, StrCat(options_.scheme.Text(), " needs ", missing.size(),
+                                            " more nodes; ", present.size(), " answer", why));
+}
+
+Status Protector::SendUnit(SpreadFile& file, uint32_t unit, const Digest& node) {
   Pace pace(options_.rate);
-  const Status sent = options_.pool->Ask(node, [&](PeerClient& client) {
-    return client.Offer(file, [&](uint64_t bytes) { return SleepUntil(pace.Add(bytes)); });
-  });
+  const HeldFile::AskNode ask = [&](const Digest& of, const auto& question) {
+    return options_.pool->Ask(of, question);
+  };
+  const Status sent =
+      file.Send(unit, node, ask, [&](uint64_t bytes) { return SleepUntil(pace.Add(bytes)); });
   if (pace.sent() != 0) options_.pool->Sent(node, pace.sent(), pace.time());
   return sent;
 }
 
 void Protector::Tell(Generation& generation) {
   const std::string directory = generation.part.Directory();
-  for (const auto& [rank, holders] : generation.holders) {
-    for (const Digest& node : holders) {
+  for (auto& [rank, file] : generation.files) {
+    for (const auto& [node, unit] : file.holders()) {
       const Status told = options_.pool->Ask(
-          node, [&, r = rank](PeerClient& client) { return client.Protect(directory, r); });
+          node, [&, r = rank, slot = file.shape()->SlotOf(unit)](PeerClient& client) {
+            return client.Protect(directory, r, slot);
+          });
       // It has let go of it, or is away: another one is looked for.
-      if (!told) {
-        generation.holders[rank].erase(node);
-        return;
-      }
+      if (!told) return file.Forget(Digest(node));
     }
   }
-  for (const auto& [rank, file] : generation.files) (void)options_.shelf->Protect(directory, rank);
+  for (auto& [rank, file] : generation.files) file.Protect();
   generation.told = true;
 }
 
@@ -418,13 +436,15 @@ void Protector::LetOlderGo() {
   }
 }
 
-void Protector::LetGo(const Generation& generation) {
+void Protector::LetGo(Generation& generation) {
   const std::string directory = generation.part.Directory();
-  for (const auto& [rank, file] : generation.files) (void)options_.shelf->Remove(directory, rank);
-  for (const auto& [rank, holders] : generation.holders) {
-    for (const Digest& node : holders) {
+  for (auto& [rank, file] : generation.files) {
+    file.LetGo();
+    for (const auto& [node, unit] : file.holders()) {
       (void)options_.pool->Ask(
-          node, [&, r = rank](PeerClient& client) { return client.LetGo(directory, r); });
+          node, [&, r = rank, slot = file.shape()->SlotOf(unit)](PeerClient& client) {
+            return client.LetGo(directory, r, slot);
+          });
     }
   }
 }

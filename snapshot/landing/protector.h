@@ -2,8 +2,8 @@
 //
 // Protector gives what this daemon's ranks have saved to other daemons' memory.  It copies ended
 // parts to the shelf first and lets their arenas go; a peer that is slow or away never holds an
-// arena.  Then it sends them to the nodes that PlaceNodes() names, until as many hold them as the
-// scheme says.
+// arena.  Then it sends them to the nodes that PlaceNodes() names, until as many hold them, or
+// units of them, as the scheme says (core/peer/spread_file.h).
 //
 //   incoming ---copied---> ready ---sent---> flight ---whole, all protected---> kept
 //                                                     kept ---not shown yet ---> older
@@ -36,6 +36,7 @@
 #include "core/peer/peer_pool.h"
 #include "core/peer/peer_shelf.h"
 #include "core/peer/placement.h"
+#include "core/peer/spread_file.h"
 #include "snapshot/landing/received_step.h"
 
 namespace ckptfs {
@@ -80,8 +81,7 @@ class Protector {
   // A save of which this daemon's files are on the shelf.
   struct Generation {
     PreparedPart part;  // with this daemon's ranks
-    std::map<uint32_t, PeerShelf::FilePtr> files;
-    std::map<uint32_t, std::set<Digest>> holders = {};
+    std::map<uint32_t, SpreadFile> files;
     bool told = false;  // the holders know that it is protected
     Clock::time_point since = {};
   };
@@ -93,13 +93,20 @@ class Protector {
   void SendAll();
   void Turn();
   static void Join(Generation& generation, Generation more);
-  bool GivesWay(const Generation& flight);
+  bool GivesWay(Generation& flight);
+  // Where this node's files go now: the shape of their stripes, and nodes in the order in which
+  // they are asked.
+  struct Place {
+    Result<StripeShape> shape;
+    std::vector<Digest> nodes;
+  };
+  Place PlaceNow() const;
   // Sends what is not held by enough nodes; true if all of it is.
   bool Spread(Generation& generation);
-  bool SpreadRank(Generation& generation, uint32_t rank);
-  Status SendRank(const ShelfFile& file, const Digest& node);
-  // Nodes to hold a copy, in the order in which they are asked.
-  std::vector<Digest> Candidates() const;
+  Status SpreadRank(Generation& generation, SpreadFile& file);
+  Status SendMissing(SpreadFile& file, const std::vector<Digest>& nodes);
+  Status SendUnit(SpreadFile& file, uint32_t unit, const Digest& node);
+  std::set<Digest> PresentNodes() const;
   void Tell(Generation& generation);
   // Finds out what becomes of the save in flight; false if that is not known yet.
   bool Settle(Generation& flight, const std::vector<MemoryAttempt>& attempts);
@@ -108,7 +115,7 @@ class Protector {
   bool Shows(const Generation& generation) const;
   // Older saves go once the mount shows what took their place.
   void LetOlderGo();
-  void LetGo(const Generation& generation);
+  void LetGo(Generation& generation);
   void Note(const std::string& run, std::string what);
   bool stopping() const;
   // False if this is ending, which does not wait.

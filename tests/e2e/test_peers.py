@@ -80,13 +80,13 @@ class PeerNode(Node):
 class Machines:
     """Nodes on a network, and a job with a rank on each, or on those of `ranks`."""
 
-    def __init__(self, ckptfs, folder, count, options=lambda number: (), ranks=None):
+    def __init__(self, ckptfs, folder, count, options=lambda number: (), ranks=None, protect='copy'):
         self.network, self.nodes, self.trainer = Network(), [], None
         ranks = ranks or range(count)
         try:
             for number in range(count):
                 self.nodes.append(PeerNode(ckptfs, self.network, number))
-                self.nodes[-1].start(*options(number))
+                self.nodes[-1].start(*options(number), protect=protect)
             for node in self.nodes:
                 wait_until(lambda n=node: len(n.peers()['peers']) == count - 1, 'all peers', node.daemon)
             os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
@@ -194,6 +194,55 @@ def test_a_network_that_fails(ckptfs, machines):
     assert first.recover() == 'job/2', 'what is durable is not lost'
 
 
+def test_a_daemon_with_another_key_is_refused(ckptfs, machines):
+    """It learns nothing, holds nothing, and costs the others a line."""
+    two = machines(2)
+    two.save(0)
+    os.unlink(os.path.join(ckptfs.store, 'keys', 'peers'))
+    stranger = PeerNode(ckptfs, two.network, 2)
+    try:
+        stranger.start()  # the store gets another key
+        wait_until(lambda: len([p for p in stranger.peers()['peers'] if 'refuses us' in p['away']
+                                or "does not have this store's key" in p['away']]) == 2,
+                   'the refusals', stranger.daemon)
+        two.save(1)
+        assert stranger.memory() == [] and stranger.peers()['used'] == 0
+        for node in two.nodes:
+            two.assert_equal(node, 1)
+            wait_until(lambda n=node: any(peer['away'] for peer in n.peers()['peers']), 'the line', node.daemon)
+    finally:
+        stranger.close()
+
+
+def test_recover_asks_memory_spools_and_store(ckptfs, machines, tmp_path):
+    """It names the newest place that has all of the newest save, and nothing that a machine lacks."""
+    def spool(number):
+        return '--spool', str(tmp_path / f'spool{number}')
+    two = machines(2, options=spool)
+    first, second = two.nodes
+    assert first.recover().startswith('3: ') and 'durable, in memory or in a spool' in first.recover()
+    two.save(0)
+    for node in two.nodes:
+        wait_until(lambda n=node: n.snapshots()['spool']['saves'] == 1, 'the save in the spool', node.daemon)
+    assert [node.recover() for node in two.nodes] == ['job/memory/0'] * 2, 'the same save, which can be loaded'
+    two.trainer.kill()
+    for node in two.nodes:
+        node.kill()
+    first.start(*spool(0))
+    assert first.recover().startswith('3: '), 'a file of rank 1 lies in a spool that nobody tells of'
+    second.start(*spool(1))
+    assert [node.recover() for node in two.nodes] == ['job/spool/0'] * 2
+    said = json.loads(first.run('recover', 'job', '--json').stdout)
+    assert (said['place'], said['id'], said['iteration']) == ('spool', '', 0)
+    os.unlink(os.path.join(ckptfs.store, 'blobs', 'snapshots'))
+    wait_until(lambda: durable_steps(ckptfs) == ['0'], 'the step in the store', first.daemon)
+    assert second.recover() == 'job/0'
+    assert json.loads(first.run('recover', 'job', '--json').stdout)['place'] == 'store'
+    second.kill()
+    done = first.run('recover', 'job')
+    assert done.stdout == 'job/0\n' and 'does not answer' in done.stderr
+
+
 def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
     """All ranks are on one node; another one, without a rank, has the step when that dies."""
     two = machines(2, ranks=[0, 0])
@@ -207,6 +256,5 @@ def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
     done = subprocess.run([*helper.enter(), os.path.abspath(BIN), 'mount', '--store', ckptfs.store, '--protect', 'copy',
                            '--foreground', helper.mountpoint], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and '--protect needs --peer' in done.stderr
-    for scheme in ('ec:4+2', 'local'):
-        done = ckptfs.run('mount', '--peer', '127.0.0.1', '--protect', scheme, helper.mountpoint, check=False)
-        assert done.returncode == 2 and 'by copies alone' in done.stderr, done.stderr
+    done = ckptfs.run('mount', '--peer', '127.0.0.1', '--protect', 'local', helper.mountpoint, check=False)
+    assert done.returncode == 2 and 'has no local copies' in done.stderr, done.stderr

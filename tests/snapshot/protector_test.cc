@@ -145,6 +145,57 @@ TEST_F(ProtectorTest, TwoCopiesAreOnTwoNodes) {
       << protector_->StatusJson();
 }
 
+// The node's own file is a unit then, too.
+TEST_F(ProtectorTest, UnitsAreOnAllNodesOfTheStripeAndTheFileOnNone) {
+  Start("ec:2+1");
+  Peers({&one_, &two_});
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] {
+    return Holds(one_, 7, 0) && Holds(two_, 7, 0) &&
+           protector_->StatusJson().find("\"protected\":1") != std::string::npos;
+  })) << protector_->StatusJson();
+  std::set<uint32_t> units;
+  for (const PeerShelf* shelf : {mine_.get(), &one_.shelf, &two_.shelf}) {
+    ASSERT_EQ(shelf->List().size(), 1u);
+    EXPECT_EQ(shelf->List()[0].shape, (StripeShape{2, 1}));
+    units.insert(shelf->List()[0].unit);
+  }
+  EXPECT_EQ(units, (std::set<uint32_t>{0, 1, 2}));
+  Arena again(BytesOfSeed(2, 3'000'000));
+  Save(8, {&again}, 1);
+  EXPECT_TRUE(Becomes([&] {
+    return Holds(one_, 8, 0) && Holds(two_, 8, 0) && mine_->List().size() == 1 &&
+           one_.shelf.List().size() == 1 && two_.shelf.List().size() == 1;
+  })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, AHolderOfAUnitThatGoesIsReplacedFromTheOthers) {
+  Start("ec:2+1");
+  ServedShelf three(IdentityOf(3));
+  Peers({&one_, &two_});
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }));
+  ASSERT_TRUE(Becomes([&] { return mine_->List().at(0).shape.cuts(); }));
+  Peers({&two_, &three});
+  EXPECT_TRUE(Becomes([&] { return Holds(three, 7, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, FewerNodesThanAStripeHasUnitsAreSaid) {
+  Start("ec:2+1");
+  Peers({&one_});
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] {
+    return protector_->StatusJson().find("'ec:2+1' needs 3 nodes; there are 2") !=
+           std::string::npos;
+  })) << protector_->StatusJson();
+  EXPECT_TRUE(one_.shelf.List().empty());
+  Peers({&one_, &two_});
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }));
+}
+
 TEST_F(ProtectorTest, WithoutPeersNothingIsHeldUp) {
   Start();
   for (uint64_t step = 1; step <= 50; ++step) {

@@ -309,6 +309,28 @@ TEST(SpoolTest, TheOldestIsTheFirst) {
   }
 }
 
+// While its daemon uses it; what goes or is damaged meanwhile is left out.
+TEST(SpoolTest, SomebodyElseSeesWhatIsInIt) {
+  const auto disk = std::make_shared<MemoryRoot>("disk");
+  EXPECT_FALSE(Spool::Look(*disk, "store")) << "it is not a spool";
+  const auto opened = Spool::OpenOn(disk, "store");
+  const Save one(3), other(9);
+  ASSERT_TRUE(opened->spool->Write(other.part(), *other.bytes));
+  ASSERT_TRUE(opened->spool->Write(one.part(), *one.bytes));
+  const auto saves = Spool::Look(*disk, "store");
+  ASSERT_TRUE(saves) << saves.error().message;
+  ASSERT_EQ(saves->size(), 2u);
+  for (const PreparedPart& save : *saves) {
+    const PreparedPart& written = save.step == one.part().step ? one.part() : other.part();
+    EXPECT_EQ(RenderPart(save), RenderPart(written));
+  }
+  EXPECT_TRUE(Spool::Look(*disk, "another store")->empty());
+  ASSERT_TRUE(opened->spool->Remove(one.part()));
+  const std::string damaged = "prepared/x", text = "not a record";
+  ASSERT_TRUE(disk->PublishIfAbsent(damaged, std::as_bytes(std::span(text))));
+  EXPECT_EQ(Spool::Look(*disk, "store")->size(), 1u);
+}
+
 // Bytes that are not those of the record are found when they are read for the store.
 TEST(SpoolTest, BytesThatChangeAreNotWritten) {
   Save save(3);

@@ -18,7 +18,8 @@ from .step_files import Program, Stored, tensors_of
 
 
 class SavedStep:
-    """url: ckptfs://STORE/RUN/STEP; STEP may be `latest`.
+    """url: ckptfs://STORE/RUN/STEP; STEP may be `latest`, or `memory`: the step that daemons
+    of several machines hold in memory, durable or not.
 
     Tensors are in host memory and whole, at whatever degrees they were saved; it needs the
     program `ckptfs`, and room for what it is asked for.  RuntimeError for what the step does

@@ -14,6 +14,7 @@
 #include "core/io/memory_root.h"
 #include "core/peer/memory_attempts.h"
 #include "core/peer/placement.h"
+#include "core/peer/spread_file.h"
 #include "tests/core/peer/peers.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/support/storage_text.h"
@@ -24,7 +25,7 @@ namespace {
 ShelvedPart Shelved(uint32_t rank, uint64_t attempt = 1,
                     ShelvedState state = ShelvedState::kProtected) {
   const PreparedPart part = PartOf(BytesOfSeed(rank, 1000), rank, attempt, 2);
-  return ShelvedOf(part, part.ranks[0], state);
+  return ShelvedOf({part, {}, 0}, state);
 }
 
 TEST(MemoryAttempts, AreWholeWithEveryRankAndProtectedByTheirOwners) {
@@ -32,7 +33,7 @@ TEST(MemoryAttempts, AreWholeWithEveryRankAndProtectedByTheirOwners) {
   auto attempts = AttemptsOn({{a, {Shelved(0)}}, {b, {Shelved(0)}}});
   ASSERT_EQ(attempts.size(), 1u);
   EXPECT_FALSE(attempts[0].whole());
-  EXPECT_EQ(attempts[0].Hindrance(), "no node that answers holds rank 1");
+  EXPECT_EQ(attempts[0].Hindrance(), "no nodes that answer hold rank 1");
   EXPECT_EQ(attempts[0].ranks.at(0).nodes, (std::vector<Digest>{a, b}));
   attempts = AttemptsOn({{a, {Shelved(0)}}, {b, {Shelved(1, 1, ShelvedState::kHeld)}}});
   EXPECT_TRUE(attempts[0].whole());
@@ -208,84 +209,221 @@ TEST_F(PeerRootTest, AStoreWithOtherBytesIsNotUsed) {
   EXPECT_NE(lines_.find("of the store"), std::string::npos) << lines_;
 }
 
-// Each node of six has a rank's file, and holders by PlaceNodes().
-class SixNodes {
+// Each of some nodes has a rank's file, and gives it to others as PlaceNodes() says.
+class SpreadNodes {
  public:
-  explicit SixNodes(std::string_view scheme) {
-    for (uint64_t i = 0; i < 6; ++i) {
+  explicit SpreadNodes(std::string_view scheme, size_t bytes_of_each = 1'400'000,
+                       size_t count = 6) {
+    std::vector<PeerNode> names;
+    for (uint64_t i = 0; i < count; ++i) {
       nodes.push_back(std::make_unique<ServedShelf>(IdentityOf(i + 1)));
-      names.push_back({nodes[i]->identity.node.Hex(), i < 3 ? "rack1" : "rack2"});
-      bytes.push_back(BytesOfSeed(i, 300'000 + i));
+      names.push_back({nodes[i]->identity.node.Hex(), i < count / 2 ? "rack1" : "rack2"});
+      bytes.push_back(BytesOfSeed(i, bytes_of_each + i));
     }
+    const auto index_of = [&](const PeerNode& node) {
+      return static_cast<size_t>(std::find(names.begin(), names.end(), node) - names.begin());
+    };
     const auto groups = PlaceNodes(names, ProtectScheme::Parse(scheme).value()).value();
     for (const PeerGroup& group : groups) {
-      for (const PeerStripe& stripe : StripesOf(group)) {
-        const size_t owner = IndexOf(group.members[stripe.data.front()]);
-        Hold(owner, owner);
-        for (const size_t member : stripe.parity) Hold(IndexOf(group.members[member]), owner);
+      for (size_t member = 0; member < group.members.size(); ++member) {
+        const size_t owner = index_of(group.members[member]);
+        shapes[owner] = group.shape;
+        for (const size_t holder : UnitHolders(group, member))
+          holders[owner].push_back(index_of(group.members[holder]));
+        Spread(owner);
       }
     }
   }
-  size_t IndexOf(const PeerNode& node) const {
-    size_t i = 0;
-    while (names[i].name != node.name) ++i;
-    return i;
+  PreparedPart part(uint32_t rank) const {
+    return PartOf(bytes[rank], rank, 1, static_cast<uint32_t>(nodes.size()));
   }
-  PreparedPart part(uint32_t rank) const { return PartOf(bytes[rank], rank, 1, 6); }
-  void Hold(size_t node, size_t rank) {
-    Put(nodes[node]->shelf, bytes[rank], part(static_cast<uint32_t>(rank)));
-    nodes[node]->shelf.Protect(part(0).Directory(), static_cast<uint32_t>(rank));
-    holders[rank].insert(node);
-  }
-  // True if all six files can be read, and are right, where these nodes are dead.
-  bool Survives(const std::set<size_t>& dead) {
+  std::shared_ptr<PeerPool> PoolWithout(const std::set<size_t>& dead) {
+    auto pool = std::make_shared<PeerPool>(
+        faulty, IdentityOf(99), [](std::string_view) {}, std::chrono::milliseconds(0));
     std::vector<PeerRecord> alive;
     for (size_t i = 0; i < nodes.size(); ++i) {
       if (!dead.contains(i))
         alive.push_back({nodes[i]->identity.node, nodes[i]->server->address(), "", ""});
     }
-    const auto pool = std::make_shared<PeerPool>(tcp, IdentityOf(99), [](std::string_view) {});
     pool->Set(alive);
-    PeerShelf empty(0);  // of a machine that takes a dead one's place
+    return pool;
+  }
+  void Spread(size_t owner) {
+    PeerShelf& shelf = nodes[owner]->shelf;
+    const auto rank = static_cast<uint32_t>(owner);
+    files.erase(owner);
+    SpreadFile& file =
+        files.try_emplace(owner, shelf, Put(shelf, bytes[owner], part(rank))).first->second;
+    file.Cut(shapes[owner]);
+    const auto pool = PoolWithout({});
+    const HeldFile::AskNode ask = [&](const Digest& node, const auto& question) {
+      return pool->Ask(node, question);
+    };
+    std::set<Digest> all;
+    for (const auto& node : nodes) all.insert(node->identity.node);
+    for (const uint32_t unit : file.Missing(all)) {
+      const Digest node = nodes[holders[owner][unit]]->identity.node;
+      const Status sent = file.Send(unit, node, ask, {});
+      EXPECT_TRUE(sent) << sent.error().message;
+      nodes[holders[owner][unit]]->shelf.Protect(part(0).Directory(), rank,
+                                                 file.shape()->SlotOf(unit));
+    }
+    EXPECT_TRUE(file.Missing(all).empty());
+    EXPECT_TRUE(file.KeepUnit());
+    file.Protect();
+  }
+  // What a machine that has nothing itself reads where these nodes are dead; null: it is lost.
+  std::shared_ptr<PeerRoot> RootWithout(const std::set<size_t>& dead) {
+    PeerShelf empty(0);
+    const auto pool = PoolWithout(dead);
     const auto attempts = AttemptsOn(pool->ListAll());
     const MemoryAttempt* const newest = NewestProtected(attempts, "run");
-    if (newest == nullptr) return false;
-    const auto root = PeerRoot::Open(*newest, {&empty, pool, nullptr, {}});
-    EXPECT_TRUE(root);
-    for (uint32_t rank = 0; rank < 6; ++rank) {
-      EXPECT_EQ(ReadObject(**root, part(rank).PathOf(rank), 0, bytes[rank].size()), bytes[rank]);
-    }
-    return true;
+    if (newest == nullptr) return nullptr;
+    const auto root = PeerRoot::Open(
+        *newest, {&empty, pool, nullptr, [this](std::string_view line) { lines += line; }});
+    EXPECT_TRUE(root) << root.error().message;
+    return *root;
+  }
+  std::string Read(const PeerRoot& root, uint32_t rank) const {
+    return ReadObject(root, part(rank).PathOf(rank), 0, bytes[rank].size());
+  }
+  // True if all files can be read, and are right, where these nodes are dead.
+  bool Survives(const std::set<size_t>& dead) {
+    const auto root = RootWithout(dead);
+    for (uint32_t rank = 0; root && rank < nodes.size(); ++rank)
+      EXPECT_EQ(Read(*root, rank), bytes[rank]) << "rank " << rank;
+    return root != nullptr;
+  }
+  // True if of each file as many units are left as its shape needs.
+  bool SchemeSurvives(const std::set<size_t>& dead) {
+    return std::all_of(holders.begin(), holders.end(), [&](const auto& one) {
+      const auto lost = std::count_if(one.second.begin(), one.second.end(),
+                                      [&](size_t node) { return dead.contains(node); });
+      return lost <= shapes[one.first].parity;
+    });
   }
 
   std::vector<std::unique_ptr<ServedShelf>> nodes;
-  std::vector<PeerNode> names;
   std::vector<std::string> bytes;
-  std::map<size_t, std::set<size_t>> holders;  // by rank
-  std::shared_ptr<TcpTransport> tcp = std::make_shared<TcpTransport>();
+  std::string lines;
+  std::map<size_t, StripeShape> shapes;
+  std::map<size_t, std::vector<size_t>> holders;  // by owner, in the order of units
+  std::map<size_t, SpreadFile> files;
+  TcpTransport tcp;
+  std::shared_ptr<LinkFaults> faults = std::make_shared<LinkFaults>();
+  std::shared_ptr<FaultyTransport> faulty = std::make_shared<FaultyTransport>(tcp, faults);
 };
 
 TEST(SixNodesTest, AnyOneAndAnyTwoMayDieWhereTheSchemeSaysSo) {
-  for (const char* scheme : {"copy", "copy:2"}) {
-    SixNodes six(scheme);
+  const std::map<std::string, int> pairs_that_lose = {{"copy", 3},   {"copy:2", 0},  {"ec:4+2", 0},
+                                                      {"ec:2+2", 0}, {"ec:4+1", 15}, {"ec:2+1", 6}};
+  for (const auto& [scheme, expected] : pairs_that_lose) {
+    SpreadNodes six(scheme);
     int lost = 0;
     for (size_t a = 0; a < 6; ++a) {
       for (size_t b = a; b < 6; ++b) {
-        const std::set<size_t> dead{a, b};
-        const bool expected =
-            std::none_of(six.holders.begin(), six.holders.end(), [&](const auto& rank) {
-              return std::includes(dead.begin(), dead.end(), rank.second.begin(),
-                                   rank.second.end());
-            });
-        EXPECT_EQ(six.Survives(dead), expected) << scheme << " " << a << " " << b;
-        EXPECT_TRUE(expected || (a != b && std::string_view(scheme) == "copy"))
-            << scheme << " " << a << " " << b;
-        lost += expected ? 0 : 1;
+        const bool survives = six.Survives({a, b});
+        EXPECT_EQ(survives, six.SchemeSurvives({a, b})) << scheme << " " << a << " " << b;
+        EXPECT_TRUE(survives || a != b) << scheme << ": one node";
+        lost += survives ? 0 : 1;
       }
     }
-    EXPECT_EQ(lost, std::string_view(scheme) == "copy" ? 3 : 0)
-        << "pairs that hold each other's copies";
+    EXPECT_EQ(lost, expected) << scheme;
   }
+}
+
+TEST(SixNodesTest, ThreeAreMoreThanTwoParityUnitsBear) {
+  SpreadNodes six("ec:4+2");
+  for (size_t c = 2; c < 6; ++c) EXPECT_FALSE(six.Survives({0, 1, c}));
+}
+
+// Such a file has fewer chunks than the stripe has data units.
+TEST(SixNodesTest, SmallFilesOutliveAsManyDeaths) {
+  for (const size_t bytes : {1, 262'144, 600'000}) {
+    SpreadNodes six("ec:4+2", bytes);
+    for (size_t a = 0; a < 6; ++a)
+      for (size_t b = a + 1; b < 6; ++b) EXPECT_TRUE(six.Survives({a, b})) << bytes;
+  }
+}
+
+TEST(SixNodesTest, AStripeTakesTheMemoryThatThePlanSays) {
+  SpreadNodes six("ec:4+2", 8 * kChunkBytes);  // two whole rows
+  for (const auto& node : six.nodes)
+    EXPECT_NEAR(static_cast<double>(node->shelf.used()), 1.5 * 8 * kChunkBytes, kChunkBytes);
+}
+
+TEST(SixNodesTest, AUnitIsCalculatedFromOthersForANodeThatTakesItsPlace) {
+  SpreadNodes six("ec:4+2");
+  for (const uint32_t unit : {1u, 5u}) {  // of data, and of parity
+    const size_t gone = six.holders[0][unit];
+    ASSERT_TRUE(six.nodes[gone]->shelf.Remove(six.part(0).Directory(), 0, unit + 1));
+    six.files.at(0).Forget(six.nodes[gone]->identity.node);
+    ServedShelf fresh(IdentityOf(50 + unit));
+    const auto pool = six.PoolWithout({gone});
+    auto alive = pool->present();
+    alive.push_back({fresh.identity.node, fresh.server->address(), "", ""});
+    pool->Set(alive);
+    const HeldFile::AskNode ask = [&](const Digest& node, const auto& question) {
+      return pool->Ask(node, question);
+    };
+    const Status sent = six.files.at(0).Send(unit, fresh.identity.node, ask, {});
+    ASSERT_TRUE(sent) << sent.error().message;
+    const auto file = fresh.shelf.Find(six.part(0).Directory(), 0, unit + 1);
+    ASSERT_TRUE(file) << "its digests are those of the record";
+    EXPECT_EQ(file->record().unit, unit);
+    six.Spread(0);
+  }
+}
+
+TEST(SixNodesTest, AFlippedBitOfAUnitIsNamedAndNeverGivenOut) {
+  SpreadNodes six("ec:4+2");
+  const auto root = six.RootWithout({});
+  ASSERT_TRUE(root);
+  six.faults->received = 0;
+  six.faults->flip_received = 300'000;
+  EXPECT_EQ(six.Read(*root, 3), six.bytes[3]);
+  EXPECT_NE(six.lines.find("of unit "), std::string::npos) << six.lines;
+  EXPECT_NE(six.lines.find("is not what its record says"), std::string::npos) << six.lines;
+  // Two nodes are dead: nothing may be wrong any more, and nothing wrong is given out.
+  const auto less = six.RootWithout({4, 5});
+  ASSERT_TRUE(less);
+  six.faults->received = 0;
+  six.faults->flip_received = 300'000;
+  EXPECT_EQ(six.Read(*less, 3), ErrorCodeName(ErrorCode::kDataLoss));
+}
+
+TEST(SixNodesTest, ManyReadersOfALostUnitGetTheirBytes) {
+  SpreadNodes six("ec:4+2");
+  const auto root = six.RootWithout({0, 1});
+  ASSERT_TRUE(root);
+  std::vector<std::future<std::string>> readers;
+  for (int i = 0; i < 8; ++i)
+    readers.push_back(std::async(std::launch::async, [&] { return six.Read(*root, 0); }));
+  for (auto& reader : readers) EXPECT_EQ(reader.get(), six.bytes[0]);
+  // Rows are fetched once, whoever wants them: four chunks of the first, two of the last.
+  EXPECT_LE(six.faults->received, static_cast<int64_t>(6 * kChunkBytes));
+}
+
+TEST(MemoryAttempts, UnitsOfAFileAreToldApartFromOthers) {
+  const PreparedPart part = PartOf(BytesOfSeed(0, 1'000'000), 0, 1, 1);
+  const auto shelved = [&](StripeShape shape, uint32_t unit, uint64_t parity) {
+    ShelvedPart one = ShelvedOf({part, {}, 0}, ShelvedState::kProtected);
+    one.shape = shape;
+    one.unit = unit;
+    one.parity_chunks = {parity, parity};
+    return one;
+  };
+  const auto of = [&](const std::vector<ShelvedPart>& parts) {
+    PeerShelves shelves;
+    for (uint64_t i = 0; i < parts.size(); ++i) shelves[{i + 1, 0}] = {parts[i]};
+    return AttemptsOn(shelves).at(0);
+  };
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7)}).whole());
+  EXPECT_EQ(of({shelved({2, 1}, 0, 7)}).Hindrance(), "no nodes that answer hold rank 0");
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 0, 7)}).whole()) << "the same unit";
+  EXPECT_TRUE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 7)}).is_protected());
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 8)}).wrong.empty()) << "parity";
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 2}, 2, 7)}).wrong.empty()) << "shapes";
 }
 
 TEST_F(PeerRootTest, ALateLinkAndOneThatFailsCostNoBytes) {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <future>
+#include <limits>
 #include <random>
 
 #include "core/io/file_storage.h"
@@ -105,6 +106,58 @@ TEST(Peers, StrangersDoNotTakeAllLinks) {
   EXPECT_TRUE(there.Connect(IdentityOf(3)));
 }
 
+// Links that have been closed by the other end.
+bool Closed(PeerLink& link) {
+  const auto frame = link.Receive(kMaxPeerText, std::chrono::seconds(60));
+  return !frame && frame.error().code == ErrorCode::kNotFound;
+}
+
+TEST(Peers, AGreetingThatIsNotOverInTimeEndsItsLink) {
+  PeerServerOptions options;
+  options.greeting = std::chrono::milliseconds(50);
+  ServedShelf there(IdentityOf(1), 1000, std::move(options));
+  auto silent = there.tcp.Connect(there.server->address());
+  ASSERT_TRUE(silent);
+  EXPECT_TRUE(Closed(**silent)) << "it says nothing";
+  auto half = there.tcp.Connect(there.server->address());
+  ASSERT_TRUE(half);
+  PeerFrame hello{.word = PeerWord::kHello, .digest = {2, 2}};
+  hello.text = std::string(32, 'r');
+  hello.text.append(16, '\0');
+  hello.text[39] = hello.text[47] = 5;  // the store {5, 5}
+  (void)(*half)->Send(hello, {});
+  (void)(*half)->Receive(kMaxGreetingText, std::chrono::seconds(60));  // its challenge, perhaps
+  EXPECT_FALSE((*half)->Receive(kMaxGreetingText, std::chrono::seconds(60))) << "it proves nothing";
+}
+
+TEST(Peers, ALinkThatAsksNothingForLongIsClosed) {
+  PeerServerOptions options;
+  options.idle = std::chrono::milliseconds(50);
+  ServedShelf there(IdentityOf(1), 1000, std::move(options));
+  auto link = there.tcp.Connect(there.server->address());
+  ASSERT_TRUE(link);
+  ASSERT_TRUE(GreetPeer(**link, IdentityOf(2)));
+  EXPECT_TRUE(Closed(**link));
+}
+
+TEST(Peers, AFileWhoseNextChunkDoesNotComeIsLetGo) {
+  PeerServerOptions options;
+  options.next_chunk = std::chrono::milliseconds(50);
+  ServedShelf there(IdentityOf(1), uint64_t{64} << 20, std::move(options));
+  const std::string bytes = BytesOfSeed(1, 1'000'000);
+  auto link = there.tcp.Connect(there.server->address());
+  ASSERT_TRUE(link);
+  ASSERT_TRUE(GreetPeer(**link, IdentityOf(2)));
+  PeerFrame offer{.word = PeerWord::kOffer};
+  offer.text = RenderUnit({PartOf(bytes), {}, 0});
+  ASSERT_TRUE((*link)->Send(offer, {}));
+  ASSERT_EQ((*link)->Receive(kMaxPeerText, std::chrono::seconds(60))->word, PeerWord::kWanted);
+  const auto piece = std::as_bytes(std::span(bytes)).first(1000);
+  ASSERT_TRUE((*link)->Send({.word = PeerWord::kChunk}, std::span(&piece, 1)));
+  EXPECT_TRUE(Closed(**link));
+  EXPECT_EQ(there.shelf.used(), 0u);
+}
+
 TEST(Peers, RandomBytesEndALinkAndNothingElse) {
   ServedShelf there(IdentityOf(1));
   auto client = there.Connect(IdentityOf(2));
@@ -137,25 +190,25 @@ TEST(Peers, AFileIsHeldDescribedAndRead) {
   const PreparedPart part = PartOf(bytes, 1);
   const auto file = Put(mine, bytes, part);
   auto client = *there.Connect(IdentityOf(2));
-  const Status offered = client->Offer(*file, {});
+  const Status offered = OfferTo(*client, file);
   ASSERT_TRUE(offered) << offered.error().message;
   EXPECT_EQ(there.server->received_bytes(), bytes.size());
-  EXPECT_TRUE(client->Offer(*file, {})) << "it is not sent again";
+  EXPECT_TRUE(OfferTo(*client, file)) << "it is not sent again";
   EXPECT_EQ(there.server->received_bytes(), bytes.size());
   const std::string directory = part.Directory();
-  EXPECT_EQ(client->Describe(directory, 1)->ranks, part.ranks);
+  EXPECT_EQ(client->Describe(directory, 1, 0)->part.ranks, part.ranks);
   EXPECT_EQ(client->List()->at(0).state, ShelvedState::kHeld);
-  ASSERT_TRUE(client->Protect(directory, 1));
+  ASSERT_TRUE(client->Protect(directory, 1, 0));
   EXPECT_EQ(client->List()->at(0).state, ShelvedState::kProtected);
   std::string got(1'000'001, '?');
-  ASSERT_TRUE(client->Get(directory, 1, 2'000'000,
+  ASSERT_TRUE(client->Get(directory, 1, 0, 2'000'000,
                           std::as_writable_bytes(std::span(got)).first(1'000'001)));
   EXPECT_EQ(got, bytes.substr(2'000'000));
   EXPECT_EQ(
-      client->Get(directory, 0, 0, std::as_writable_bytes(std::span(got)).first(1)).error().code,
+      client->Get(directory, 0, 0, 0, std::as_writable_bytes(std::span(got)).first(1)).error().code,
       ErrorCode::kNotFound);
   EXPECT_FALSE(client->broken()) << "a refusal ends nothing";
-  ASSERT_TRUE(client->LetGo(directory, 1));
+  ASSERT_TRUE(client->LetGo(directory, 1, 0));
   EXPECT_TRUE(client->List()->empty());
   EXPECT_EQ(there.shelf.used(), 0u);
 }
@@ -171,7 +224,7 @@ TEST(Peers, AChangedByteIsNeverHeld) {
     FaultyTransport faulty(there.tcp, faults);
     auto client = there.Connect(IdentityOf(2), &faulty);
     ASSERT_TRUE(client);
-    EXPECT_EQ((*client)->Offer(*file, {}).error().code, ErrorCode::kDataLoss) << at;
+    EXPECT_EQ(OfferTo(**client, file).error().code, ErrorCode::kDataLoss) << at;
     EXPECT_TRUE((*client)->List()->empty());
     EXPECT_EQ(there.shelf.used(), 0u);
   }
@@ -188,7 +241,7 @@ TEST(Peers, ALinkThatFailsAtAnyCallLeavesNothingHalf) {
     faults->fail_at = call;
     FaultyTransport faulty(there.tcp, faults);
     auto client = there.Connect(IdentityOf(2), &faulty);
-    const bool held = client && (*client)->Offer(*file, {});
+    const bool held = client && OfferTo(**client, file);
     failed += held ? 0 : 1;
     client = Fail(ErrorCode::kIo, "");
     auto again = there.Connect(IdentityOf(3));
@@ -196,7 +249,7 @@ TEST(Peers, ALinkThatFailsAtAnyCallLeavesNothingHalf) {
     const auto parts = (*again)->List();
     ASSERT_TRUE(parts);
     EXPECT_EQ(parts->size(), held ? 1u : parts->size());
-    ASSERT_TRUE((*again)->Offer(*file, {})) << "call " << call;
+    ASSERT_TRUE(OfferTo(**again, file)) << "call " << call;
   }
   EXPECT_GE(failed, 8);
 }
@@ -206,30 +259,53 @@ TEST(Peers, OneThatIsFullSaysSo) {
   PeerShelf mine(uint64_t{64} << 20);
   const std::string small = BytesOfSeed(6, 600'000);
   auto client = *there.Connect(IdentityOf(2));
-  ASSERT_TRUE(client->Offer(*Put(mine, small, PartOf(small, 0)), {}));
-  const Status full = client->Offer(*Put(mine, small, PartOf(small, 1)), {});
+  ASSERT_TRUE(OfferTo(*client, Put(mine, small, PartOf(small, 0))));
+  const Status full = OfferTo(*client, Put(mine, small, PartOf(small, 1)));
   ASSERT_FALSE(full);
   EXPECT_EQ(full.error().code, ErrorCode::kExhausted);
   EXPECT_NE(full.error().message.find("--peer-memory"), std::string::npos);
-  ASSERT_TRUE(client->LetGo(PartOf(small, 0).Directory(), 0));
-  EXPECT_TRUE(client->Offer(*mine.Find(PartOf(small, 1).Directory(), 1), {}));
+  ASSERT_TRUE(client->LetGo(PartOf(small, 0).Directory(), 0, 0));
+  EXPECT_TRUE(OfferTo(*client, mine.Find(PartOf(small, 1).Directory(), 1)));
+}
+
+TEST(PeerShelf, HoldsSoManyFilesAndNoMore) {
+  PeerShelf shelf(uint64_t{64} << 20, 3);
+  for (uint32_t rank = 0; rank < 3; ++rank) Put(shelf, "abc", PartOf("abc", rank));
+  const auto more = shelf.Begin({PartOf("abc", 3), {}, 0});
+  EXPECT_EQ(more.error().code, ErrorCode::kExhausted);
+  EXPECT_NE(more.error().message.find("3 files are held already"), std::string::npos);
+  ASSERT_TRUE(shelf.Remove(PartOf("abc", 1).Directory(), 1));
+  EXPECT_TRUE(shelf.Begin({PartOf("abc", 3), {}, 0}));
+}
+
+// With names as long as they may be, of letters that are written as three.
+TEST(PeerShelf, AListOfAsManyAsItHoldsFitsIntoAFrame) {
+  ShelvedPart part = ShelvedOf({PartOf("abc"), {}, 0}, ShelvedState::kProtected);
+  part.name.run = std::string(255, '%');
+  part.name.job = std::string(255, '%');
+  part.mtime_ns = std::numeric_limits<int64_t>::min();
+  part.name.attempt = part.bytes = part.step = std::numeric_limits<uint64_t>::max();
+  part.shape = {127, 128};
+  part.unit = 254;
+  const std::string one = RenderShelved({part}), two = RenderShelved({part, part});
+  EXPECT_LE(one.size() + kMostShelvedFiles * (two.size() - one.size()), kMaxPeerText);
 }
 
 TEST(PeerShelf, AFileWithoutAByteIsRefused) {
   PeerShelf shelf(uint64_t{64} << 20);
-  EXPECT_EQ(shelf.Begin(PartOf("")).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(shelf.Begin({PartOf(""), {}, 0}).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(shelf.used(), 0u);
 }
 
 TEST(PeerShelf, WhatIsNotItsRecordIsNotShelved) {
   PeerShelf shelf(1 << 20);
   const std::string bytes = BytesOfSeed(7, 300'000);
-  auto file = shelf.Begin(PartOf(bytes));
+  auto file = shelf.Begin({PartOf(bytes), {}, 0});
   ASSERT_TRUE(file);  // its memory is zeros
   EXPECT_EQ(shelf.Shelve(*std::move(file)).error().code, ErrorCode::kDataLoss);
   EXPECT_EQ(shelf.used(), 0u);
   const auto kept = Put(shelf, bytes, PartOf(bytes));
-  EXPECT_EQ(shelf.Begin(PartOf(bytes)).error().code, ErrorCode::kExists);
+  EXPECT_EQ(shelf.Begin({PartOf(bytes), {}, 0}).error().code, ErrorCode::kExists);
   ASSERT_TRUE(shelf.Remove(PartOf(bytes).Directory(), 0));
   EXPECT_EQ(shelf.used(), bytes.size()) << "somebody reads it";
 }

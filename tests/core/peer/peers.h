@@ -37,13 +37,24 @@ inline PreparedPart PartOf(const std::string& bytes, uint32_t rank = 0, uint64_t
 // Shelves a file; the test fails if it cannot be.
 inline PeerShelf::FilePtr Put(PeerShelf& shelf, const std::string& bytes,
                               const PreparedPart& part) {
-  auto file = shelf.Begin(part);
+  auto file = shelf.Begin({part, {}, 0});
   EXPECT_TRUE(file) << file.error().message;
   const auto room = (*file)->room();
   std::copy_n(std::as_bytes(std::span(bytes)).begin(), bytes.size(), room.begin());
   const Status shelved = shelf.Shelve(*std::move(file));
   EXPECT_TRUE(shelved) << shelved.error().message;
   return shelf.Find(part.Directory(), part.ranks.front().rank);
+}
+
+// Bytes of a shelved file, as Offer takes them.
+inline PeerClient::Source SourceOf(const PeerShelf::FilePtr& file) {
+  return [file](uint64_t at) -> Result<std::span<const std::byte>> {
+    const auto rest = file->bytes().subspan(at);
+    return rest.first(std::min<size_t>(rest.size(), kMaxPeerPayload));
+  };
+}
+inline Status OfferTo(PeerClient& client, const PeerShelf::FilePtr& file) {
+  return client.Offer(file->record(), SourceOf(file), {});
 }
 
 inline PeerIdentity IdentityOf(uint64_t node) {
@@ -56,11 +67,11 @@ inline PeerIdentity IdentityOf(uint64_t node) {
 
 // A daemon's end: a shelf, and a server over TCP.
 struct ServedShelf {
-  explicit ServedShelf(PeerIdentity self, uint64_t budget = uint64_t{64} << 20)
+  explicit ServedShelf(PeerIdentity self, uint64_t budget = uint64_t{64} << 20,
+                       PeerServerOptions options = {})
       : shelf(budget), identity(self) {
     auto listener = tcp.Listen("127.0.0.1");
     EXPECT_TRUE(listener) << listener.error().message;
-    PeerServerOptions options;
     options.self = self;
     options.shelf = &shelf;
     server = std::make_unique<PeerServer>(*std::move(listener), std::move(options));

@@ -133,33 +133,26 @@ TEST(PlacementTest, NodesWithoutADomainDieAlone) {
   }
 }
 
-TEST(PlacementTest, AMemberKeepsAsManyUnitsAsTheSchemeSays) {
+TEST(PlacementTest, AMemberKeepsAUnitOfEachOther) {
   for (const size_t count : {10, 13, 19}) {
     const PeerGroup group = PlaceNodes(NodesOf(count), SchemeOf("ec:8+2")).value().at(0);
-    EXPECT_EQ(group.data, count - 2);
-    std::vector<std::set<size_t>> units(count);
-    std::vector<size_t> kept(count);
-    for (const PeerStripe& stripe : StripesOf(group)) {
-      std::set<size_t> all(stripe.parity.begin(), stripe.parity.end());
-      for (size_t i = 0; i < stripe.data.size(); ++i) {
-        EXPECT_TRUE(units[stripe.data[i]].insert(i).second);
-        all.insert(stripe.data[i]);
-      }
-      for (const size_t member : stripe.parity) ++kept[member];
-      EXPECT_EQ(all.size(), count);
+    EXPECT_EQ(group.shape, (StripeShape{static_cast<uint32_t>(count) - 2, 2}));
+    std::vector<size_t> parity(count);
+    for (size_t member = 0; member < count; ++member) {
+      const std::vector<size_t> holders = UnitHolders(group, member);
+      EXPECT_EQ(holders.at(0), member);
+      EXPECT_EQ(std::set<size_t>(holders.begin(), holders.end()).size(), count);
+      for (size_t unit = group.shape.data; unit < count; ++unit) ++parity[holders[unit]];
     }
-    for (size_t i = 0; i < count; ++i) {
-      EXPECT_EQ(units[i].size(), count - 2);
-      EXPECT_EQ(kept[i], 2u);
-    }
+    EXPECT_EQ(parity, std::vector<size_t>(count, 2));
   }
 }
 
 TEST(PlacementTest, ACopyLiesOnTheNextNodesOfTheRing) {
   const PeerGroup group = PlaceNodes(NodesOf(5), SchemeOf("copy:2")).value().at(0);
-  const std::vector<PeerStripe> stripes = StripesOf(group);
-  EXPECT_EQ(stripes.at(4), (PeerStripe{{4}, {0, 1}}));
-  EXPECT_TRUE(StripesOf(PlaceNodes(NodesOf(1), SchemeOf("off")).value().at(0)).empty());
+  EXPECT_EQ(UnitHolders(group, 4), (std::vector<size_t>{4, 0, 1}));
+  const PeerGroup alone = PlaceNodes(NodesOf(1), SchemeOf("off")).value().at(0);
+  EXPECT_EQ(UnitHolders(alone, 0), std::vector<size_t>{0});
 }
 
 TEST(PlacementTest, WhatCannotBePlacedIsRefused) {
