@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "core/base/lru.h"
@@ -41,6 +42,9 @@ class LoadingCache {
       return kept_.Insert(key, *std::move(made));
     });
   }
+
+  // The value that is kept under the key; nothing is made.
+  std::optional<Value> Find(const Key& key) { return kept_.Find(key); }
 
   // Drops those for which drop(key, value) is true.  REQUIRES: `drop` does not call back.
   template <class Drop>

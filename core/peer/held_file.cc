@@ -31,14 +31,6 @@ std::string NodeText(const Digest& node) { return StrCat("node ", node.Hex()); }
 
 }  // namespace
 
-Result<StripeRows::Row> StripeRows::Get(const Key& key, const std::function<Result<Row>()>& make) {
-  return flights_.Do(key, [&]() -> Result<Row> {
-    if (auto kept = rows_.Find(key)) return *std::move(kept);
-    CKPT_ASSIGN_OR_RETURN(Row row, make());
-    return rows_.Insert(key, std::move(row));
-  });
-}
-
 HeldFile::HeldFile(UnitRecord record, const HeldRank& held, Places places)
     : record_(std::move(record)),
       directory_(record_.part.Directory()),
@@ -178,13 +170,13 @@ bool HeldFile::ReadUnit(const Held& held, uint32_t unit, uint64_t row, std::span
   });
 }
 
-Result<StripeRows::Row> HeldFile::RowOf(const Held& held, uint64_t row, std::string& why) const {
+Result<StripeRow> HeldFile::RowOf(const Held& held, uint64_t row, std::string& why) const {
   auto made = places_.rows->Get({rank().rank, row}, [&]() { return MakeRow(held, row); });
   if (!made) why += StrCat("; ", made.error().message);
   return made;
 }
 
-Result<StripeRows::Row> HeldFile::MakeRow(const Held& held, uint64_t row) const {
+Result<StripeRow> HeldFile::MakeRow(const Held& held, uint64_t row) const {
   const StripeShape& shape = record_.shape;
   uint64_t bytes = 0;
   for (uint32_t unit = 0; unit < shape.data; ++unit)
@@ -201,7 +193,7 @@ Result<StripeRows::Row> HeldFile::MakeRow(const Held& held, uint64_t row) const 
   if (!missing.empty()) {
     CKPT_RETURN_IF_ERROR(RestoreInto(held, row, std::move(missing), *made, std::move(why)));
   }
-  return StripeRows::Row(std::move(made));
+  return StripeRow(std::move(made));
 }
 
 Status HeldFile::RestoreInto(const Held& held, uint64_t row, std::set<uint32_t> missing,
@@ -244,7 +236,7 @@ Status HeldFile::FetchUnit(uint32_t unit, uint64_t row, std::span<std::byte> out
   CKPT_CHECK(code_);
   const StripeShape& shape = record_.shape;
   std::string why;
-  CKPT_ASSIGN_OR_RETURN(const StripeRows::Row bytes, RowOf(held(), row, why));
+  CKPT_ASSIGN_OR_RETURN(const StripeRow bytes, RowOf(held(), row, why));
   const auto chunk = [&](uint32_t i) {
     const uint64_t length = shape.ChunkBytesOf(i, row, rank().bytes);
     return std::span(*bytes).subspan(std::min(i * kChunkBytes, bytes->size()), length);

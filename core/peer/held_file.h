@@ -24,10 +24,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/lru.h"
+#include "core/base/loading_cache.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/base/single_flight.h"
 #include "core/io/root.h"
 #include "core/peer/memory_attempts.h"
 #include "core/peer/parity.h"
@@ -36,28 +35,24 @@
 
 namespace ckptfs {
 
-// Rows that were put together, shared by the files of a step.
-class StripeRows {
- public:
-  using Row = std::shared_ptr<const std::vector<std::byte>>;  // bytes of the file
-  struct Key {
-    uint32_t rank = 0;
-    uint64_t row = 0;
-    bool operator==(const Key&) const = default;
-  };
-  // The row, if it is kept.
-  std::optional<Row> Find(const Key& key) { return rows_.Find(key); }
-  Result<Row> Get(const Key& key, const std::function<Result<Row>()>& make);
+// A row of a rank's file that was put together.
+struct StripeKey {
+  uint32_t rank = 0;
+  uint64_t row = 0;
+  bool operator==(const StripeKey&) const = default;
+};
+struct HashStripeKey {
+  size_t operator()(const StripeKey& key) const {
+    return static_cast<size_t>((key.row << 20 ^ key.rank) * 0x9e3779b97f4a7c15u);
+  }
+};
+using StripeRow = std::shared_ptr<const std::vector<std::byte>>;  // bytes of the file
 
- private:
-  struct HashKey {
-    size_t operator()(const Key& key) const {
-      return static_cast<size_t>((key.row << 20 ^ key.rank) * 0x9e3779b97f4a7c15u);
-    }
-  };
-  static constexpr uint64_t kLimit = uint64_t{64} << 20;
-  Lru<Key, Row, HashKey> rows_{kLimit, [](const Row& row) { return row->size(); }};
-  SingleFlight<Key, Row, HashKey> flights_;
+// Rows that were put together, shared by the files of a step: at most 64 MiB of them.
+class StripeRows : public LoadingCache<StripeKey, StripeRow, HashStripeKey> {
+ public:
+  StripeRows()
+      : LoadingCache(uint64_t{64} << 20, [](const StripeRow& row) { return row->size(); }) {}
 };
 
 class HeldFile {
@@ -107,8 +102,8 @@ class HeldFile {
   // The chunk of a unit that somebody holds.
   bool ReadUnit(const Held& held, uint32_t unit, uint64_t row, std::span<std::byte> out,
                 std::string& why) const;
-  Result<StripeRows::Row> RowOf(const Held& held, uint64_t row, std::string& why) const;
-  Result<StripeRows::Row> MakeRow(const Held& held, uint64_t row) const;
+  Result<StripeRow> RowOf(const Held& held, uint64_t row, std::string& why) const;
+  Result<StripeRow> MakeRow(const Held& held, uint64_t row) const;
   Status RestoreInto(const Held& held, uint64_t row, std::set<uint32_t> missing,
                      std::vector<std::byte>& bytes, std::string why) const;
 

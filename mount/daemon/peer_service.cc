@@ -101,18 +101,18 @@ Status PeerService::Begin(const Digest& node) {
     options.log = Warn;
     protector_ = std::make_unique<Protector>(std::move(options));
   }
-  thread_ = std::thread([this] { Run(); });
+  looked_ = Clock::now() - kQuietLook;
+  searched_ = Clock::now();
+  worker_.Start(
+      Clock::now() + hooks_.turn, [this] { return Turn(); },
+      [](const Error& error) { Warn(StrCat("peers: ", error.message)); });
   return {};
 }
 
 PeerService::~PeerService() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    moved_.NotifyAll();
-  }
+  worker_.Ask();
   if (pool_) pool_->Stop();  // nobody waits for a peer then
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
   protector_.reset();
   server_.reset();
   if (pool_) pool_->Resume();  // steps that are open read from peers still
@@ -134,34 +134,21 @@ void PeerService::Protect(const AttemptName& name, uint64_t step, uint32_t world
   if (protector_) protector_->Take(name, step, world, files);
 }
 
-void PeerService::Run() {
-  auto looked = Clock::now() - kQuietLook;
-  auto searched = Clock::now();
-  while (true) {
-    bool look = false;
-    {
-      MutexLock lock(mutex_);
-      const auto end = Clock::now() + hooks_.turn;
-      while (!stopping_ && moved_.WaitUntil(mutex_, end)) {
-      }
-      if (stopping_) return;
-      const bool quiet = !std::exchange(changed_, false) && shown_.empty() && shelf_.used() == 0;
-      look =
-          !quiet && Clock::now() - looked >= std::min<Clock::duration>(kQuietLook, 2 * hooks_.turn);
-    }
-    const Status done = Caught([&]() -> Status {
-      if (Clock::now() - searched >= 2 * hooks_.turn) {
-        LookForPeers();
-        searched = Clock::now();
-      }
-      if (look) {
-        Look();
-        looked = Clock::now();
-      }
-      return {};
-    });
-    if (!done) Warn(StrCat("peers: ", done.error().message));
+Worker::Time PeerService::Turn() {
+  bool quiet = false;
+  {
+    MutexLock lock(mutex_);
+    quiet = !std::exchange(changed_, false) && shown_.empty() && shelf_.used() == 0;
   }
+  if (Clock::now() - searched_ >= 2 * hooks_.turn) {
+    LookForPeers();
+    searched_ = Clock::now();
+  }
+  if (!quiet && Clock::now() - looked_ >= std::min<Clock::duration>(kQuietLook, 2 * hooks_.turn)) {
+    Look();
+    looked_ = Clock::now();
+  }
+  return Clock::now() + hooks_.turn;
 }
 
 void PeerService::LookForPeers() {
@@ -195,10 +182,7 @@ void PeerService::LookForPeers() {
 std::vector<MemoryAttempt> PeerService::Look() {
   MutexLock one(look_mutex_);
   PeerShelves shelves = pool_->ListAll();
-  {
-    MutexLock lock(mutex_);
-    if (stopping_) return {};  // peers were not asked
-  }
+  if (worker_.stopping()) return {};  // peers were not asked
   shelves[self_.node] = shelf_.List();
   const std::vector<MemoryAttempt> attempts = AttemptsOn(shelves);
   std::set<std::string> runs;

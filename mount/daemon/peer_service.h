@@ -19,11 +19,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/worker.h"
 #include "core/peer/peer_pool.h"
 #include "core/peer/peer_root.h"
 #include "core/peer/peer_server.h"
@@ -76,7 +76,7 @@ class PeerService {
   };
   PeerService(Store& store, StepCatalogue& catalogue, PeerRequest request, Hooks hooks);
   Status Begin(const Digest& node);
-  void Run();
+  Worker::Time Turn();
   void LookForPeers();
   // Returns what all nodes hold; shows the newest step of each run that can be shown, and no other.
   std::vector<MemoryAttempt> Look();
@@ -103,14 +103,14 @@ class PeerService {
   std::vector<PeerRecord> found_ GUARDED_BY(peers_mutex_);
   Mutex look_mutex_;  // one look at a time
   mutable Mutex mutex_;
-  CondVar moved_;
   std::map<std::string, Shown> shown_ GUARDED_BY(mutex_);       // by run
   std::map<std::string, std::string> said_ GUARDED_BY(mutex_);  // why a run's step is not shown
   bool changed_ GUARDED_BY(mutex_) = true;  // the shelf has, or nothing was looked at
-  bool stopping_ GUARDED_BY(mutex_) = false;
+  Worker::Time looked_;                     // the turns' own, as is the next
+  Worker::Time searched_;
   std::unique_ptr<PeerServer> server_;
   std::unique_ptr<Protector> protector_;  // null: nothing is protected from here
-  std::thread thread_;
+  Worker worker_;
 };
 
 }  // namespace ckptfs
