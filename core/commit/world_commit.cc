@@ -299,6 +299,12 @@ Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
                           ReadWhole(*store_.storage(), path, kRecordMaxBytes));
     CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome, ParseOutcome(text, *ParseCommitName(path)));
     if (!outcome.manifest) return Dropped(name, names, outcome);
+    if (publish) {
+      auto finished = Finish(outcome);
+      // Without its manifest, or with a damaged one, it is made from its parts once more.
+      const ErrorCode why = finished ? ErrorCode::kInternal : finished.error().code;
+      if (why != ErrorCode::kNotFound && why != ErrorCode::kDataLoss) return finished;
+    }
   }
   return Waiting(name, names, later, publish);
 }
@@ -368,28 +374,51 @@ Result<AttemptNews> WorldCommit::Publish(const AttemptName& name,
   CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
   CKPT_ASSIGN_OR_RETURN(const auto there, PartsOf(names));
   if (names.done || there.size() != parts.size()) return AttemptNews();  // looked at again
-  const std::string home = SnapshotHome(name.run);
   const auto latest = store_.Resolve(name.run, "latest");
-  if (latest && latest->root != home) {
+  if (latest && latest->root != SnapshotHome(name.run)) {
     return Drop(name, first.step, StrCat("run '", name.run, "' belongs to ", latest->root));
   }
   BlobHolds kept;
-  CKPT_ASSIGN_OR_RETURN(const StepModel model, ModelOfParts(parts, kept));
-  CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, store_.Render(model));
-  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(rendered.manifest)));
+  PutStep put;
+  CKPT_ASSIGN_OR_RETURN(put.model, ModelOfParts(parts, kept));
+  CKPT_ASSIGN_OR_RETURN(put.rendered, store_.Render(put.model));
+  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(put.rendered.manifest)));
+  CKPT_ASSIGN_OR_RETURN(put.hold, store_.Put(put.rendered));
+  FaultPoint();
   std::optional<AttemptOutcome> decided;
   CKPT_RETURN_IF_ERROR(
-      Decide(AttemptOutcome{name, first.step, node(), rendered.manifest, ""}, decided));
+      Decide(AttemptOutcome{name, first.step, node(), put.rendered.manifest, ""}, decided));
   if (!decided->manifest) return Dropped(name, names, *decided);
-  if (*decided->manifest != rendered.manifest) {
-    return Fail(ErrorCode::kUnsupported,
-                "another build of ckptfs began to publish this step; that build has to finish it");
+  if (*decided->manifest == put.rendered.manifest) {
+    return PublishPut(name, names, first.step, put);
   }
+  auto finished = Finish(*decided);  // another build's
+  if (finished || finished.error().code != ErrorCode::kNotFound) return finished;
+  return Fail(ErrorCode::kUnsupported,
+              "another build of ckptfs began to publish this step; that build has to finish it");
+}
+
+Result<AttemptNews> WorldCommit::Finish(const AttemptOutcome& outcome) {
+  const AttemptName& name = outcome.name;
+  const PreparedPart part{name, outcome.step, 0, 0, {}};
+  CKPT_ASSIGN_OR_RETURN(const auto files, said_.Hold(StrCat("blobs/", part.Directory())));
+  CKPT_ASSIGN_OR_RETURN(const auto held, store_.HoldBlobs(part.PathOf(0)));
+  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(*outcome.manifest)));
+  // After that nobody collects it; before, it may have been published, and collected.
+  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
+  if (names.done || !names.outcome) return AttemptNews();  // looked at again
+  CKPT_ASSIGN_OR_RETURN(const PutStep put, store_.FindPut(*outcome.manifest));
+  return PublishPut(name, names, outcome.step, put);
+}
+
+Result<AttemptNews> WorldCommit::PublishPut(const AttemptName& name, const Names& names,
+                                            uint64_t step, const PutStep& put) {
+  const std::string home = SnapshotHome(name.run);
   AttemptNews news;
-  CKPT_ASSIGN_OR_RETURN(
-      news.record, store_.Publish(name.run, model, rendered, StrCat(home, "/", first.step), home));
+  CKPT_ASSIGN_OR_RETURN(news.record, store_.Publish(name.run, put.model, put.rendered,
+                                                    StrCat(home, "/", step), home));
   FaultPoint();
-  const AttemptDone done{node(), news.record->id, rendered.manifest};
+  const AttemptDone done{node(), news.record->id, put.rendered.manifest};
   const Status told = PublishText(*store_.storage(), DoneName(name), RenderDone(done));
   if (!told && !IsThere(told)) return Fail(Error(told.error()));
   FaultPoint();

@@ -7,10 +7,11 @@
 //      their lives tells this life of the job from any other of the same name;
 //   2. each makes the files of its ranks durable, then publishes one part: their sizes and
 //      digests;
-//   3. the daemon with rank 0 reads all parts, renders the manifest, which is the same whoever
-//      does it, and publishes the outcome if it is absent: the step is decided.  Or somebody
-//      publishes that it is dropped.  One of them wins, for all.  Others only glance whether
-//      it is decided;
+//   3. the daemon with rank 0 reads all parts, puts the manifest, which is the same whoever
+//      makes it, into the store, and publishes the outcome if it is absent: the step is
+//      decided.  From here on collectors keep the manifest, and all files that it names.  Or
+//      somebody publishes that it is dropped.  One of them wins, for all.  Others only glance
+//      whether it is decided;
 //   4. the step is published and, with it, what became of the attempt.  Another daemon goes
 //      on when those before it have gone;
 //   5. each removes its part when it has seen that, the last one what is left.
@@ -120,8 +121,14 @@ class WorldCommit {
   // Keeps in `holds` what it points into.
   Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts,
                                  BlobHolds& holds);
+  // Decides that the parts become a step, and makes them one.
   Result<AttemptNews> Publish(const AttemptName& name,
                               const std::map<uint32_t, const PreparedPart*>& parts);
+  // Makes the step that was decided.  kNotFound if its manifest is not in the store: an older
+  // build decided it.
+  Result<AttemptNews> Finish(const AttemptOutcome& outcome);
+  Result<AttemptNews> PublishPut(const AttemptName& name, const Names& names, uint64_t step,
+                                 const PutStep& put);
   Status Decide(const AttemptOutcome& outcome, std::optional<AttemptOutcome>& decided);
   Result<AttemptNews> Dropped(const AttemptName& name, const Names& names,
                               const AttemptOutcome& outcome);

@@ -36,7 +36,8 @@ class PreparedSweep {
   // True if the parts are those of all ranks.
   bool IsWhole(const Attempt& attempt, const CommitName& name) const;
   Result<std::optional<std::string>> Read(const std::string& path) const;
-  Result<bool> IsDecided(const Attempt& attempt, const CommitName& name) const;
+  // Dropped, or published and that is said.
+  Result<bool> IsOver(const Attempt& attempt, const CommitName& name);
   Status JudgeOutcome(const Attempt& attempt, const CommitName& name);
 
   Storage& storage_;
@@ -116,14 +117,21 @@ bool PreparedSweep::IsWhole(const Attempt& attempt, const CommitName& name) cons
   return world != 0 && ranks.size() == world;
 }
 
-// Dropped, or published and that is said.
-Result<bool> PreparedSweep::IsDecided(const Attempt& attempt, const CommitName& name) const {
-  if (!attempt.done.empty()) return true;
-  if (attempt.outcome.empty()) return false;
+// A step that is decided keeps its manifest until it is published, and so all files that the
+// manifest names: those of earlier saves, too.
+Result<bool> PreparedSweep::IsOver(const Attempt& attempt, const CommitName& name) {
+  if (attempt.outcome.empty()) return !attempt.done.empty();
   CKPT_ASSIGN_OR_RETURN(const auto text, Read(attempt.outcome));
-  if (!text) return false;
+  if (!text) return !attempt.done.empty();
   const auto outcome = ParseOutcome(*text, name);
-  return outcome && !outcome->manifest;
+  if (!outcome) {
+    use_.unknown = true;
+    use_.notes.push_back(
+        StrCat("nothing is reclaimed: ", attempt.outcome, ": ", outcome.error().message));
+    return false;
+  }
+  if (outcome->manifest) use_.manifests.insert(*outcome->manifest);
+  return !outcome->manifest || !attempt.done.empty();
 }
 
 // No part of it is there any more: the outcome goes with its writer.
@@ -146,11 +154,11 @@ Status PreparedSweep::JudgeOutcome(const Attempt& attempt, const CommitName& nam
 
 Status PreparedSweep::JudgeAttempt(const CommitName& name, const Attempt& attempt) {
   if (attempt.parts.empty()) return JudgeOutcome(attempt, name);
-  CKPT_ASSIGN_OR_RETURN(const bool decided, IsDecided(attempt, name));
+  CKPT_ASSIGN_OR_RETURN(const bool over, IsOver(attempt, name));
   bool all_gone = true;
   for (const auto& [path, node] : attempt.parts) all_gone = IsGone(node) && all_gone;
   // A whole save is published by the daemon that looks next.
-  const bool lost = decided || (all_gone && attempt.outcome.empty() && !IsWhole(attempt, name));
+  const bool lost = over || (all_gone && attempt.outcome.empty() && !IsWhole(attempt, name));
   for (const auto& [path, node] : attempt.parts) {
     if (lost && IsGone(node)) {
       CKPT_RETURN_IF_ERROR(Remove(path));
