@@ -175,9 +175,9 @@ Result<std::map<uint32_t, const PreparedPart*>> WorldCommit::PartsOf(const Names
   return by_rank;
 }
 
-// `there`: all ranks of the part are prepared, just so.
-Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
+Result<WorldCommit::Prepared> WorldCommit::WhatIsPrepared(PreparedPart& part) {
   CKPT_ASSIGN_OR_RETURN(Names names, NamesOf(part.name));
+  if (names.outcome) return Prepared::kAll;
   // Another daemon has a part with one of our ranks if that rank's file is there, or if the part's
   // name says so.  Without either no part needs to be read: who publishes reads all of them, and
   // finds a rank that is there twice.
@@ -202,28 +202,38 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
       return Fail(ErrorCode::kExists, StrCat("rank ", rank.rank, " handed over two parts"));
     }
+    part.mtime_ns = found->second->mtime_ns;
     ++same;
   }
-  there = names.outcome || same == part.ranks.size();
-  if (there || same == 0) return {};
-  return Fail(ErrorCode::kExists, "another daemon already has a part of this save");
+  if (same == 0) return Prepared::kNothing;
+  if (same < part.ranks.size()) {
+    return Fail(ErrorCode::kExists, "another daemon already has a part of this save");
+  }
+  const std::string mine = PartName(part, node());
+  return std::ranges::find(names.parts, mine) != names.parts.end() ? Prepared::kAll
+                                                                   : Prepared::kFiles;
 }
 
 Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
-  bool there = false;
-  CKPT_RETURN_IF_ERROR(CheckUnprepared(part, there));
-  if (there) return {};
+  CKPT_ASSIGN_OR_RETURN(const Prepared there, WhatIsPrepared(part));
+  if (there == Prepared::kAll) return {};
   // Until the record names it.
   CKPT_ASSIGN_OR_RETURN(const auto said, said_.Hold(StrCat("blobs/", part.Directory())));
   CKPT_ASSIGN_OR_RETURN(const auto held, store_.HoldBlobs(part.PathOf(0)));
-  for (const PreparedRank& rank : part.ranks) {
-    CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
-    FaultPoint();
+  if (there == Prepared::kNothing) {
+    for (const PreparedRank& rank : part.ranks) {
+      CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
+      FaultPoint();
+    }
+    part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
   }
-  part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
   const Status published = PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
   FaultPoint();
   return IsThere(published) ? Status() : published;  // an earlier try's
+}
+
+void WorldCommit::Withdraw(const AttemptName& name) {
+  if (const auto names = NamesOf(name)) ForgetPart(name, *names, true);
 }
 
 // ---- what becomes of an attempt ------------------------------------------------
@@ -276,7 +286,7 @@ Result<bool> WorldCommit::IsOurTurn(const AttemptName& name) {
 }
 
 Result<bool> WorldCommit::HasTurn(const std::vector<std::string>& parts) {
-  std::map<uint32_t, Digest> nodes;  // by the first rank
+  std::set<std::pair<uint32_t, Digest>> nodes;  // by the first rank
   for (const std::string& path : parts) {
     const auto part = ParseCommitName(path);
     if (part && part->kind == Kind::kPart) nodes.emplace(part->first_rank, part->node);

@@ -77,9 +77,13 @@ class WorldCommit {
   void Leave(const std::string& run, const std::string& job);
 
   // Makes this daemon's part durable: the files, which `bytes` has under PathOf, and its
-  // record.  Nothing if the attempt is decided, or if just this is there already.  kExists
-  // if something else is there of one of its ranks.  May be tried again.
+  // record.  Nothing if the attempt is decided.  Files that an earlier daemon prepared just so
+  // are not written again, but each daemon has a record of its own: while that is there, what
+  // became of the attempt is not forgotten.  kExists if something else is there of one of its
+  // ranks.  May be tried again.
   Status Prepare(PreparedPart part, const Root& bytes);
+  // Forgets our part of an attempt that turned out to be a step already.
+  void Withdraw(const AttemptName& name);
 
   // Returns what became of the attempt; with `publish` makes it a step if it is whole.
   // Forgets our part of one that is decided.  Reads all parts of it, each once.
@@ -117,7 +121,10 @@ class WorldCommit {
   Result<Later> SavesAfter(const AttemptName& name);
   Result<AttemptNews> Waiting(const AttemptName& name, const Names& names, const Later& later,
                               bool publish);
-  Status CheckUnprepared(const PreparedPart& part, bool& there);
+  // What is there of a part: nothing, its files with another daemon's record, or all of it.
+  enum class Prepared { kNothing, kFiles, kAll };
+  // The part gets the time of what is there.
+  Result<Prepared> WhatIsPrepared(PreparedPart& part);
   // Keeps in `holds` what it points into.
   Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts,
                                  BlobHolds& holds);
