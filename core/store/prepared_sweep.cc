@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/store/prepared_sweep.h"
 
+#include <unistd.h>
+
 #include <map>
 #include <optional>
 #include <utility>
@@ -39,6 +41,10 @@ class PreparedSweep {
   // Dropped, or published and that is said.
   Result<bool> IsOver(const Attempt& attempt, const CommitName& name);
   Status JudgeOutcome(const Attempt& attempt, const CommitName& name);
+  // A record of an older build: what it names stays (core/commit/flat_records.h moves it).
+  Status KeepFlat(const std::string& path, const CommitName& name);
+  Status JudgeWorld(const std::string& path, const CommitName& name);
+  void PruneBelow(const std::string& folder, int depth) const;
 
   Storage& storage_;
   const std::string& directory_;
@@ -169,6 +175,35 @@ Status PreparedSweep::JudgeAttempt(const CommitName& name, const Attempt& attemp
   return {};
 }
 
+// Directories of attempts and jobs of which nothing is left.
+void PreparedSweep::PruneBelow(const std::string& folder, int depth) const {
+  const auto entries = storage_.List(folder);
+  if (!entries) return;
+  for (const RootEntry& entry : *entries) {
+    if (entry.kind != EntryKind::kDirectory) continue;
+    const std::string below = StrCat(folder, "/", entry.name);
+    if (depth > 1) PruneBelow(below, depth - 1);
+    (void)rmdir(StrCat(directory_, "/", below).c_str());
+  }
+}
+
+Status PreparedSweep::KeepFlat(const std::string& path, const CommitName& name) {
+  if (IsLayoutMark(name)) return {};
+  if (name.kind == Kind::kPart) return KeepPart(path, name);
+  Attempt of;
+  of.outcome = path;
+  return name.kind == Kind::kOutcome ? IsOver(of, name).map([](bool) {}) : Status();
+}
+
+// Goes with the daemon that gathered it, once no daemon says that it has ranks of the job.
+Status PreparedSweep::JudgeWorld(const std::string& path, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const auto text, Read(path));
+  const auto world = text ? ParseWorld(*text, name) : Fail(ErrorCode::kDataLoss, "");
+  if (!text || (world && !IsGone(world->node))) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto beside, ListFilesBelow(storage_, ParentPath(path)));
+  return beside.size() == 1 ? Remove(path) : Status();
+}
+
 Result<PreparedUse> PreparedSweep::Run() {
   CKPT_ASSIGN_OR_RETURN(present_, ReadPresences(storage_));
   for (const auto& [node, said] : present_) {
@@ -178,9 +213,17 @@ Result<PreparedUse> PreparedSweep::Run() {
   std::map<std::pair<Digest, uint64_t>, std::pair<CommitName, Attempt>> attempts;
   for (const std::string& path : paths) {
     const auto name = ParseCommitName(path);
-    if (!name) continue;
+    if (!name) {
+      const auto flat = ParseFlatName(path);
+      if (flat) CKPT_RETURN_IF_ERROR(KeepFlat(path, *flat));
+      continue;
+    }
     if (name->kind == Kind::kRanks) {
       if (IsGone(name->node)) CKPT_RETURN_IF_ERROR(Remove(path));
+      continue;
+    }
+    if (name->kind == Kind::kWorld) {
+      CKPT_RETURN_IF_ERROR(JudgeWorld(path, *name));
       continue;
     }
     auto& [of, attempt] = attempts[{name->job, name->attempt}];
@@ -192,6 +235,7 @@ Result<PreparedUse> PreparedSweep::Run() {
   for (const auto& [key, found] : attempts) {
     CKPT_RETURN_IF_ERROR(JudgeAttempt(found.first, found.second));
   }
+  if (!directory_.empty() && !dry_run_) PruneBelow(std::string(kPreparedFolder), 2);
   for (const auto& [node, said] : present_) {
     if (IsGone(node)) CKPT_RETURN_IF_ERROR(Remove(PresenceName(node)));
   }

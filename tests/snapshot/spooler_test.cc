@@ -541,6 +541,7 @@ TEST_F(SpooledPartTest, WhatBecomesAStepWhileWeWaitIsNotForgotten) {
   PresenceWatch watch;
   ASSERT_TRUE(SweepPrepared(*disk, "", watch, false));
   ASSERT_EQ(third.commit->Look(name, false)->state, AttemptNews::State::kDurable);
+  ASSERT_TRUE(other.commit->FinishOthers(WorldCommit::Clock::now(), kNever));
   parts.See({"run", "job", 2, "", {{0, 100}}});  // another turn
   EXPECT_EQ(Await(), (Settled{{5, ""}}));
 }
