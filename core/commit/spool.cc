@@ -30,7 +30,7 @@ constexpr std::string_view kStoreKey = "spool_of";
 constexpr std::string_view kFolders[] = {".tmp", kPreparedFolder, "snapshots"};
 constexpr int kMaxDepth = 3;
 
-std::string RecordPath(const PreparedPart& part) { return PartName(part, Digest()); }
+std::string RecordPath(const PreparedPart& part) { return FlatPartName(part, Digest()); }
 
 tl::unexpected<Error> Foreign(const std::string& path, std::string_view rule) {
   return Fail(ErrorCode::kPermission, StrCat(path, " ", rule,
@@ -152,7 +152,7 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
   CKPT_ASSIGN_OR_RETURN(const auto records, ListFilesBelow(*storage_, kPreparedFolder));
   for (const std::string& path : records) {
     CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(*storage_, path, kPreparedMaxBytes));
-    const auto name = ParseCommitName(path);
+    const auto name = ParseFlatName(path);
     auto part = name && name->kind == CommitName::Kind::kPart
                     ? ParsePart(text, *name)
                     : Result<PreparedPart>(Refuse("its name is not that of a save"));

@@ -5,8 +5,8 @@
 //
 //   format                                    record: of which store it is the spool
 //   snapshots/<digest>/rank-<N>.safetensors   the files (PreparedPart::PathOf)
-//   prepared/<name>                           record: they are all there (RenderPart), of PartName
-//                                             with no node
+//   prepared/<name>                           record: they are all there (RenderPart), of
+//                                             FlatPartName with no node
 //   .tmp/*                                    a file that is being written
 //
 // A save is there exactly while its record is: that is published after the files, and goes

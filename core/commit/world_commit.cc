@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/commit/world_commit.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/commit/flat_records.h"
 #include "core/io/file_stamp.h"
 #include "core/records/records.h"
 #include "core/store/lives.h"
@@ -19,11 +22,6 @@ using Kind = CommitName::Kind;
 using State = AttemptNews::State;
 
 constexpr std::chrono::minutes kOutcomeStays{10};  // for daemons that have no part yet
-
-// The prefix of all names of an attempt.
-std::string PrefixOf(std::string_view path) {
-  return std::string(path.substr(0, path.rfind('-') + 1));
-}
 
 bool IsThere(const Status& published) {
   return !published && published.error().code == ErrorCode::kExists;
@@ -49,87 +47,18 @@ WorldCommit::~WorldCommit() {
   }
 }
 
-bool WorldCommit::IsGone(const Digest& other, const std::map<Digest, NodePresence>& present) {
-  const auto said = present.find(other);
-  return store_.presences().Look(store_.directory(), other,
-                                 said == present.end() ? std::nullopt : std::optional(said->second),
-                                 Clock::now()) == PresenceState::kGone;
-}
-
 Result<bool> WorldCommit::HasGone(const Digest& other) {
   CKPT_ASSIGN_OR_RETURN(const auto said, ReadPresence(*store_.storage(), other));
   return store_.presences().Look(store_.directory(), other, said, Clock::now()) ==
          PresenceState::kGone;
 }
 
-// ---- who is where --------------------------------------------------------------
-
-Result<JobWorld> WorldCommit::Join(NodeRanks mine) {
-  mine.host = said_.host();
-  const Job job{mine.run, mine.job};
-  const std::string path = NodeRanksName(mine.run, mine.job, node());
-  NodeRanks& said = joined_[job];
-  if (said != mine) {
-    if (!joined_holds_[job]) {
-      CKPT_ASSIGN_OR_RETURN(joined_holds_[job], said_.Hold(path));
-    }
-    CKPT_ASSIGN_OR_RETURN(const auto writer, store_.storage()->Create(path));
-    const std::string text = RenderNodeRanks(mine);
-    CKPT_RETURN_IF_ERROR(writer->WriteAt(0, std::as_bytes(std::span(text))));
-    CKPT_RETURN_IF_ERROR(writer->Close());
-    FaultPoint();
-    said = mine;
-  }
-  JobWorld world;
-  std::map<uint32_t, uint64_t> lives = mine.ranks;
-  CKPT_ASSIGN_OR_RETURN(const auto paths, List());
-  CKPT_ASSIGN_OR_RETURN(const auto present, ReadPresences(*store_.storage()));
-  for (const std::string& other : paths) {
-    const auto name = ParseCommitName(other);
-    if (!name || name->kind != Kind::kRanks || other == path || PrefixOf(other) != PrefixOf(path) ||
-        IsGone(name->node, present)) {
-      continue;
-    }
-    const auto text = ReadWhole(*store_.storage(), other, kPreparedMaxBytes);
-    if (!text && text.error().code == ErrorCode::kNotFound) continue;
-    if (!text) return Fail(Error(text.error()));
-    CKPT_ASSIGN_OR_RETURN(const NodeRanks theirs, ParseNodeRanks(*text, *name));
-    if (theirs.world != mine.world) {
-      return Fail(ErrorCode::kExists, StrCat("the job has ", mine.world, " ranks here, but ",
-                                             theirs.world, " on ", theirs.host));
-    }
-    for (const auto& [rank, life] : theirs.ranks) {
-      const auto [at, added] = lives.emplace(rank, life);
-      if (at->second != life) {
-        return Fail(ErrorCode::kExists,
-                    StrCat("rank ", rank, " has another life on ", theirs.host,
-                           "; give each life of a job a `job` text of its own"));
-      }
-      if (!mine.ranks.contains(rank)) world.elsewhere[rank] = theirs.host;
-    }
-  }
-  if (lives.size() == mine.world) world.life = LifeOf(lives);
-  return world;
-}
-
-void WorldCommit::Leave(const std::string& run, const std::string& job) {
-  joined_.erase({run, job});
-  joined_holds_.erase({run, job});
-  Forget(NodeRanksName(run, job, node()));
-}
-
 // ---- parts ---------------------------------------------------------------------
 
-Result<std::vector<std::string>> WorldCommit::List() const {
-  return ListFilesBelow(*store_.storage(), kPreparedFolder);
-}
-
 Result<WorldCommit::Names> WorldCommit::NamesOf(const AttemptName& name) const {
-  const std::string prefix = PrefixOf(OutcomeName(name));
-  CKPT_ASSIGN_OR_RETURN(const auto paths, List());
+  CKPT_ASSIGN_OR_RETURN(const auto paths, ListFilesBelow(*store_.storage(), AttemptFolder(name)));
   Names names;
   for (const std::string& path : paths) {
-    if (!path.starts_with(prefix)) continue;
     const auto parsed = ParseCommitName(path);
     if (!parsed) continue;
     if (parsed->kind == Kind::kPart) names.parts.push_back(path);
@@ -175,24 +104,21 @@ Result<std::map<uint32_t, const PreparedPart*>> WorldCommit::PartsOf(const Names
   return by_rank;
 }
 
-// `there`: all ranks of the part are prepared, just so.
-Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
-  CKPT_ASSIGN_OR_RETURN(Names names, NamesOf(part.name));
-  // Another daemon has a part with one of our ranks if that rank's file is there, or if the part's
-  // name says so.  Without either no part needs to be read: who publishes reads all of them, and
-  // finds a rank that is there twice.
+// A rank's file that is there may be another daemon's: then the parts are read.  Another part of
+// the same rank that has no such file is found by who publishes, who reads all of them.
+Result<WorldCommit::Prepared> WorldCommit::WhatIsPrepared(PreparedPart& part) {
+  const Storage& storage = *store_.storage();
+  for (const std::string& path : {OutcomeName(part.name), PartName(part, node())}) {
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(storage, path));
+    if (there) return Prepared::kAll;
+  }
   bool written = false;
   for (const PreparedRank& rank : part.ranks) {
     if (written) break;
-    CKPT_ASSIGN_OR_RETURN(written,
-                          HasFile(*store_.storage(), StrCat("blobs/", part.PathOf(rank.rank))));
+    CKPT_ASSIGN_OR_RETURN(written, HasFile(storage, StrCat("blobs/", part.PathOf(rank.rank))));
   }
-  if (!written) {
-    std::erase_if(names.parts, [&](const std::string& path) {
-      const uint32_t first = ParseCommitName(path)->first_rank;
-      return !std::ranges::binary_search(part.ranks, first, {}, &PreparedRank::rank);
-    });
-  }
+  if (!written) return Prepared::kNothing;
+  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(part.name));
   CKPT_ASSIGN_OR_RETURN(const auto by_rank, PartsOf(names));
   uint64_t same = 0;
   for (const PreparedRank& rank : part.ranks) {
@@ -202,28 +128,37 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
       return Fail(ErrorCode::kExists, StrCat("rank ", rank.rank, " handed over two parts"));
     }
+    part.mtime_ns = found->second->mtime_ns;
     ++same;
   }
-  there = names.outcome || same == part.ranks.size();
-  if (there || same == 0) return {};
+  if (same == 0) return Prepared::kNothing;
+  if (same == part.ranks.size()) return Prepared::kFiles;
   return Fail(ErrorCode::kExists, "another daemon already has a part of this save");
 }
 
 Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
-  bool there = false;
-  CKPT_RETURN_IF_ERROR(CheckUnprepared(part, there));
-  if (there) return {};
+  CKPT_ASSIGN_OR_RETURN(const Prepared there, WhatIsPrepared(part));
+  const std::string path = PartName(part, node());
+  if (there == Prepared::kAll) return {};
   // Until the record names it.
   CKPT_ASSIGN_OR_RETURN(const auto said, said_.Hold(StrCat("blobs/", part.Directory())));
   CKPT_ASSIGN_OR_RETURN(const auto held, store_.HoldBlobs(part.PathOf(0)));
-  for (const PreparedRank& rank : part.ranks) {
-    CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
-    FaultPoint();
+  if (there == Prepared::kNothing) {
+    for (const PreparedRank& rank : part.ranks) {
+      CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
+      FaultPoint();
+    }
+    part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
   }
-  part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
-  const Status published = PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
+  ours_[part.name].insert(path);  // also if it is there in spite of an error
+  const Status published = PublishText(*store_.storage(), path, RenderPart(part));
   FaultPoint();
   return IsThere(published) ? Status() : published;  // an earlier try's
+}
+
+void WorldCommit::Withdraw(const AttemptName& name) {
+  ForgetPart(name);
+  if (!ForgetDone(name)) published_.insert(name);
 }
 
 // ---- what becomes of an attempt ------------------------------------------------
@@ -236,38 +171,38 @@ struct WorldCommit::Later {
 // A daemon prepares the saves of a rank in order, so what is not there of a rank that has a part in
 // a later one never comes.
 Result<WorldCommit::Later> WorldCommit::SavesAfter(const AttemptName& name) {
-  const CommitName mine = *ParseCommitName(OutcomeName(name));
-  CKPT_ASSIGN_OR_RETURN(const auto paths, List());
   Later later;
-  for (const std::string& path : paths) {
-    const auto other = ParseCommitName(path);
-    if (!other || other->kind != Kind::kPart || other->job != mine.job ||
-        other->attempt <= mine.attempt) {
-      continue;
+  const auto attempts = store_.storage()->List(LifeFolder(name));
+  if (!attempts && attempts.error().code == ErrorCode::kNotFound) return later;
+  if (!attempts) return Fail(Error(attempts.error()));
+  const Digest job = ParseCommitName(OutcomeName(name))->job;
+  for (const RootEntry& entry : *attempts) {
+    // Not larger than a part of it would be.
+    const auto other = ParseCommitName(StrCat(LifeFolder(name), "/", entry.name, "/outcome"));
+    if (!other || other->job != job || other->attempt <= name.attempt) continue;
+    AttemptName after = name;
+    after.attempt = other->attempt;
+    CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(after));
+    for (const std::string& path : names.parts) {
+      CKPT_ASSIGN_OR_RETURN(const PreparedPart* const part, PartAt(path));
+      if (part == nullptr) continue;
+      later.steps.emplace(after.attempt, part->step);
+      for (const PreparedRank& rank : part->ranks) later.ranks.insert(rank.rank);
     }
-    CKPT_ASSIGN_OR_RETURN(const PreparedPart* const part, PartAt(path));
-    if (part == nullptr) continue;
-    later.steps.emplace(other->attempt, part->step);
-    for (const PreparedRank& rank : part->ranks) later.ranks.insert(rank.rank);
   }
   return later;
 }
 
 Result<std::optional<AttemptNews>> WorldCommit::Glance(const AttemptName& name) {
-  Names names;
-  CKPT_ASSIGN_OR_RETURN(names.done, HasFile(*store_.storage(), DoneName(name)));
-  if (!names.done) {
-    const auto text = ReadWhole(*store_.storage(), OutcomeName(name), kRecordMaxBytes);
-    if (!text && text.error().code == ErrorCode::kNotFound) return std::nullopt;
-    if (!text) return Fail(Error(text.error()));
-    CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome,
-                          ParseOutcome(*text, *ParseCommitName(OutcomeName(name))));
-    if (outcome.manifest) return std::nullopt;
-    CKPT_ASSIGN_OR_RETURN(names, NamesOf(name));
-    return Dropped(name, names, outcome);
-  }
-  CKPT_ASSIGN_OR_RETURN(names, NamesOf(name));
-  return Done(name, names);
+  CKPT_ASSIGN_OR_RETURN(const bool done, HasFile(*store_.storage(), DoneName(name)));
+  if (done) return Done(name);
+  const auto text = ReadWhole(*store_.storage(), OutcomeName(name), kRecordMaxBytes);
+  if (!text && text.error().code == ErrorCode::kNotFound) return std::nullopt;
+  if (!text) return Fail(Error(text.error()));
+  CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome,
+                        ParseOutcome(*text, *ParseCommitName(OutcomeName(name))));
+  if (outcome.manifest) return std::nullopt;
+  return Dropped(outcome);
 }
 
 Result<bool> WorldCommit::IsOurTurn(const AttemptName& name) {
@@ -276,7 +211,7 @@ Result<bool> WorldCommit::IsOurTurn(const AttemptName& name) {
 }
 
 Result<bool> WorldCommit::HasTurn(const std::vector<std::string>& parts) {
-  std::map<uint32_t, Digest> nodes;  // by the first rank
+  std::set<std::pair<uint32_t, Digest>> nodes;  // by the first rank
   for (const std::string& path : parts) {
     const auto part = ParseCommitName(path);
     if (part && part->kind == Kind::kPart) nodes.emplace(part->first_rank, part->node);
@@ -292,13 +227,19 @@ Result<bool> WorldCommit::HasTurn(const std::vector<std::string>& parts) {
 Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
   CKPT_ASSIGN_OR_RETURN(const Later later, SavesAfter(name));  // before the others
   CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
-  if (names.done) return Done(name, names);
+  if (names.done) return Done(name);
   if (names.outcome) {
     const std::string path = OutcomeName(name);
     CKPT_ASSIGN_OR_RETURN(const std::string text,
                           ReadWhole(*store_.storage(), path, kRecordMaxBytes));
     CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome, ParseOutcome(text, *ParseCommitName(path)));
-    if (!outcome.manifest) return Dropped(name, names, outcome);
+    if (!outcome.manifest) return Dropped(outcome);
+    if (publish) {
+      auto finished = Finish(outcome);
+      // Without its manifest, or with a damaged one, it is made from its parts once more.
+      const ErrorCode why = finished ? ErrorCode::kInternal : finished.error().code;
+      if (why != ErrorCode::kNotFound && why != ErrorCode::kDataLoss) return finished;
+    }
   }
   return Waiting(name, names, later, publish);
 }
@@ -368,32 +309,56 @@ Result<AttemptNews> WorldCommit::Publish(const AttemptName& name,
   CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
   CKPT_ASSIGN_OR_RETURN(const auto there, PartsOf(names));
   if (names.done || there.size() != parts.size()) return AttemptNews();  // looked at again
-  const std::string home = SnapshotHome(name.run);
   const auto latest = store_.Resolve(name.run, "latest");
-  if (latest && latest->root != home) {
+  if (latest && latest->root != SnapshotHome(name.run)) {
     return Drop(name, first.step, StrCat("run '", name.run, "' belongs to ", latest->root));
   }
   BlobHolds kept;
-  CKPT_ASSIGN_OR_RETURN(const StepModel model, ModelOfParts(parts, kept));
-  CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, store_.Render(model));
-  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(rendered.manifest)));
+  PutStep put;
+  CKPT_ASSIGN_OR_RETURN(put.model, ModelOfParts(parts, kept));
+  CKPT_ASSIGN_OR_RETURN(put.rendered, store_.Render(put.model));
+  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(put.rendered.manifest)));
+  CKPT_ASSIGN_OR_RETURN(put.hold, store_.Put(put.rendered));
+  FaultPoint();
   std::optional<AttemptOutcome> decided;
   CKPT_RETURN_IF_ERROR(
-      Decide(AttemptOutcome{name, first.step, node(), rendered.manifest, ""}, decided));
-  if (!decided->manifest) return Dropped(name, names, *decided);
-  if (*decided->manifest != rendered.manifest) {
-    return Fail(ErrorCode::kUnsupported,
-                "another build of ckptfs began to publish this step; that build has to finish it");
+      Decide(AttemptOutcome{name, first.step, node(), put.rendered.manifest, ""}, decided));
+  if (!decided->manifest) return Dropped(*decided);
+  if (*decided->manifest == put.rendered.manifest) {
+    return PublishPut(name, first.step, put);
   }
+  auto finished = Finish(*decided);  // another build's
+  if (finished || finished.error().code != ErrorCode::kNotFound) return finished;
+  return Fail(ErrorCode::kUnsupported,
+              "another build of ckptfs began to publish this step; that build has to finish it");
+}
+
+Result<AttemptNews> WorldCommit::Finish(const AttemptOutcome& outcome) {
+  const AttemptName& name = outcome.name;
+  const PreparedPart part{name, outcome.step, 0, 0, {}};
+  CKPT_ASSIGN_OR_RETURN(const auto files, said_.Hold(StrCat("blobs/", part.Directory())));
+  CKPT_ASSIGN_OR_RETURN(const auto held, store_.HoldBlobs(part.PathOf(0)));
+  CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(*outcome.manifest)));
+  // After that nobody collects it; before, it may have been published, and collected.
+  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
+  if (names.done || !names.outcome) return AttemptNews();  // looked at again
+  CKPT_ASSIGN_OR_RETURN(const PutStep put, store_.FindPut(*outcome.manifest));
+  return PublishPut(name, outcome.step, put);
+}
+
+Result<AttemptNews> WorldCommit::PublishPut(const AttemptName& name, uint64_t step,
+                                            const PutStep& put) {
+  const std::string home = SnapshotHome(name.run);
   AttemptNews news;
-  CKPT_ASSIGN_OR_RETURN(
-      news.record, store_.Publish(name.run, model, rendered, StrCat(home, "/", first.step), home));
+  CKPT_ASSIGN_OR_RETURN(news.record, store_.Publish(name.run, put.model, put.rendered,
+                                                    StrCat(home, "/", step), home));
   FaultPoint();
-  const AttemptDone done{node(), news.record->id, rendered.manifest};
+  const AttemptDone done{node(), news.record->id, put.rendered.manifest};
   const Status told = PublishText(*store_.storage(), DoneName(name), RenderDone(done));
   if (!told && !IsThere(told)) return Fail(Error(told.error()));
   FaultPoint();
-  ForgetPart(name, names, true);
+  ForgetPart(name);
+  if (!ForgetDone(name)) published_.insert(name);
   news.state = State::kDurable;
   news.published = true;
   return news;
@@ -404,21 +369,19 @@ Result<AttemptNews> WorldCommit::Drop(const AttemptName& name, uint64_t step,
   std::optional<AttemptOutcome> decided;
   CKPT_RETURN_IF_ERROR(Decide(AttemptOutcome{name, step, node(), std::nullopt, why}, decided));
   if (decided->manifest) return Look(name, true);
-  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
-  return Dropped(name, names, *decided);
+  return Dropped(*decided);
 }
 
-Result<AttemptNews> WorldCommit::Dropped(const AttemptName& name, const Names& names,
-                                         const AttemptOutcome& outcome) {
-  if (outcome.node == node()) outcomes_.try_emplace(OutcomeName(name), Clock::now());
-  ForgetPart(name, names, false);
+AttemptNews WorldCommit::Dropped(const AttemptOutcome& outcome) {
+  if (outcome.node == node()) drops_.try_emplace(outcome.name, Clock::now());
+  ForgetPart(outcome.name);
   AttemptNews news;
   news.state = State::kDropped;
   news.why = outcome.dropped;
   return news;
 }
 
-Result<AttemptNews> WorldCommit::Done(const AttemptName& name, const Names& names) {
+Result<AttemptNews> WorldCommit::Done(const AttemptName& name) {
   CKPT_ASSIGN_OR_RETURN(const std::string text,
                         ReadWhole(*store_.storage(), DoneName(name), kRecordMaxBytes));
   CKPT_ASSIGN_OR_RETURN(const AttemptDone done, ParseDone(text));
@@ -427,7 +390,7 @@ Result<AttemptNews> WorldCommit::Done(const AttemptName& name, const Names& name
   CKPT_RETURN_IF_ERROR(store_.RefreshStep(name.run, done.id));
   auto record = store_.Resolve(name.run, done.id);
   if (record && record->manifest == done.manifest) news.record = *std::move(record);
-  ForgetPart(name, names, true);
+  ForgetPart(name);
   return news;
 }
 
@@ -439,39 +402,36 @@ void WorldCommit::Forget(const std::string& path) {
   FaultPoint();
 }
 
-// `all`: it is a step; the last one forgets what is left.
-void WorldCommit::ForgetPart(const AttemptName& name, const Names& names, bool all) {
-  bool others = false;
-  for (const std::string& path : names.parts) {
-    const bool mine = ParseCommitName(path)->node == node();
-    if (mine) Forget(path);
-    others = others || !mine;
-    parts_.erase(path);
-  }
-  if (!all) return;
-  if (others) {
-    const auto now = NamesOf(name);
-    others = !now || !now->parts.empty();
-  }
-  if (others) return;
-  Forget(OutcomeName(name));
-  Forget(DoneName(name));
+// Where folders are directories they stay when the last name goes.
+void WorldCommit::Prune(const std::string& folder) const {
+  if (!store_.directory().empty()) (void)rmdir(StrCat(store_.directory(), "/", folder).c_str());
 }
 
-void WorldCommit::ForgetOutcomes(const std::vector<std::string>& names, Clock::time_point now) {
-  for (auto at = outcomes_.begin(); at != outcomes_.end();) {
-    const std::string prefix = PrefixOf(at->first);
-    const bool parts = std::any_of(names.begin(), names.end(), [&](const std::string& path) {
-      const auto name = ParseCommitName(path);
-      return name && name->kind == Kind::kPart && path.starts_with(prefix);
-    });
-    if (parts || now - at->second < kOutcomeStays) {
-      ++at;
-      continue;
-    }
-    Forget(at->first);
-    at = outcomes_.erase(at);
+void WorldCommit::ForgetPart(const AttemptName& name) {
+  const auto mine = ours_.extract(name);
+  if (!mine.empty()) {
+    for (const std::string& path : mine.mapped()) Forget(path);
   }
+  const std::string folder = StrCat(AttemptFolder(name), "/");
+  parts_.erase(parts_.lower_bound(folder), parts_.lower_bound(StrCat(AttemptFolder(name), "0")));
+  Prune(AttemptFolder(name));
+}
+
+// A daemon removes its part when it has seen what became of the attempt.
+bool WorldCommit::ForgetDone(const AttemptName& name) {
+  const auto names = NamesOf(name);
+  if (!names || !names->parts.empty()) return false;
+  if (names->outcome) Forget(OutcomeName(name));
+  if (names->done) Forget(DoneName(name));
+  Prune(AttemptFolder(name));
+  Prune(LifeFolder(name));
+  return true;
+}
+
+void WorldCommit::ForgetDrops(Clock::time_point now) {
+  std::erase_if(drops_, [&](const auto& one) {
+    return now - one.second >= kOutcomeStays && ForgetDone(one.first);
+  });
 }
 
 // A daemon other than this one that has left something and works no more.
@@ -485,23 +445,53 @@ Result<bool> WorldCommit::AnyGone(const std::vector<std::string>& names) {
   }
   nodes.erase(node());
   bool any = false;
-  for (const Digest& other : nodes) any = IsGone(other, present) || any;
+  for (const Digest& other : nodes) {
+    const auto said = present.find(other);
+    const auto now = said == present.end() ? std::nullopt : std::optional(said->second);
+    any = store_.presences().Look(store_.directory(), other, now, Clock::now()) ==
+              PresenceState::kGone ||
+          any;
+  }
   return any;
 }
 
+// True if no daemon that works comes before this one, in the order of their numbers.
+Result<bool> WorldCommit::IsFirst() {
+  const auto entries = store_.storage()->List(kNodesFolder);
+  if (!entries && entries.error().code == ErrorCode::kNotFound) return true;
+  if (!entries) return Fail(Error(entries.error()));
+  std::set<Digest> others;
+  for (const RootEntry& entry : *entries) {
+    const auto other = DigestNamed(entry.name);
+    if (other && *other < node()) others.insert(*other);
+  }
+  for (const Digest& other : others) {
+    CKPT_ASSIGN_OR_RETURN(const bool gone, HasGone(other));
+    if (!gone) return false;
+  }
+  return true;
+}
+
 Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration quiet) {
-  CKPT_ASSIGN_OR_RETURN(const auto names, List());
+  std::erase_if(published_, [this](const AttemptName& name) { return ForgetDone(name); });
+  ForgetDrops(now);
+  CKPT_ASSIGN_OR_RETURN(const bool first, IsFirst());
+  if (!first) return false;
+  CKPT_RETURN_IF_ERROR(
+      MoveFlatRecords(*store_.storage(), [this](const Digest& other) { return HasGone(other); }));
+  CKPT_ASSIGN_OR_RETURN(const auto names, ListFilesBelow(*store_.storage(), kPreparedFolder));
   std::erase_if(parts_, [&](const auto& one) {
     return !std::binary_search(names.begin(), names.end(), one.first);
   });
   std::map<std::string, std::set<std::string>> attempts;
   for (const std::string& path : names) {
     const auto name = ParseCommitName(path);
-    if (name && name->kind != Kind::kRanks) attempts[PrefixOf(path)].insert(path);
+    const bool job = name && (name->kind == Kind::kRanks || name->kind == Kind::kWorld);
+    if (name && !job) attempts[ParentPath(path)].insert(path);
   }
   std::erase_if(left_, [&](const auto& one) { return !attempts.contains(one.first); });
-  for (auto& [prefix, there] : attempts) {
-    Left& left = left_[prefix];
+  for (auto& [folder, there] : attempts) {
+    Left& left = left_[folder];
     if (left.names != there) left = Left{there, now};
     const bool ours = std::any_of(there.begin(), there.end(), [&](const std::string& path) {
       return ParseCommitName(path)->node == node();
@@ -518,7 +508,6 @@ Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration qu
       break;
     }
   }
-  ForgetOutcomes(names, now);
   return AnyGone(names);
 }
 

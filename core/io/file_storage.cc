@@ -148,7 +148,10 @@ class TemporaryFile final : public StorageWriter {
   }
   Status Close() override {
     CKPT_RETURN_IF_ERROR(Prepare());
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) return Fail(SystemError("rename", path_));
+    for (int race = 0; rename(temporary_.c_str(), path_.c_str()) != 0; ++race) {
+      if (errno != ENOENT || race == kMaxRaces) return Fail(SystemError("rename", path_));
+      CKPT_RETURN_IF_ERROR(MakeDirectories(ParentOf(path_)));  // it was empty, and removed
+    }
     named_ = true;
     return SyncPath(ParentOf(path_));
   }

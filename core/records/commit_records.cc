@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/base/names.h"
 #include "core/base/strings.h"
@@ -108,22 +109,56 @@ Result<PreparedRank> RankOf(const json& object) {
   return PreparedRank{*rank, *bytes, *std::move(digests)};
 }
 
-std::string JobPrefix(std::string_view run, std::string_view job, const Digest& life) {
-  return StrCat(kPreparedFolder, "/", JobDigest(run, job, life).Hex(), "-");
+constexpr std::string_view kPart = "part-";
+constexpr std::string_view kRanks = "ranks-";
+constexpr std::string_view kWorld = "world";
+constexpr std::string_view kOutcome = "outcome";
+constexpr std::string_view kDone = "done";
+constexpr int kLayoutVersion = 2;
+
+Digest LayoutMarkJob() { return DigestOf("one folder per attempt"); }
+
+// A decimal number, in its one spelling.
+template <class Number>
+std::optional<Number> NumberNamed(std::string_view text) {
+  Number number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || std::to_string(number) != text) return std::nullopt;
+  return number;
 }
 
-// ".<rank>"
-std::optional<uint32_t> RankIn(std::string_view text) {
-  uint32_t rank = 0;
-  if (!text.starts_with('.')) return std::nullopt;
-  text.remove_prefix(1);
-  const bool number =
-      std::from_chars(text.data(), text.data() + text.size(), rank).ec == std::errc();
-  return number && std::to_string(rank) == text ? std::optional(rank) : std::nullopt;
+// "<node>.<rank>"
+bool ReadNodeAndRank(std::string_view text, CommitName& name) {
+  const auto node = DigestNamed(text.substr(0, kHexDigits));
+  if (!node || text.size() < kHexDigits + 1 || text[kHexDigits] != '.') return false;
+  const auto rank = NumberNamed<uint32_t>(text.substr(kHexDigits + 1));
+  if (!rank) return false;
+  name.node = *node;
+  name.first_rank = *rank;
+  return true;
 }
 
-std::string AttemptPrefix(const AttemptName& name) {
-  return StrCat(JobPrefix(name.run, name.job, name.life), name.attempt, "-");
+// The name of a job's, or of one attempt's, record in its folder.
+bool ReadJobName(std::string_view text, CommitName& name) {
+  name.kind = text == kWorld ? CommitName::Kind::kWorld : CommitName::Kind::kRanks;
+  if (text == kWorld) return true;
+  if (!text.starts_with(kRanks)) return false;
+  const auto node = DigestNamed(text.substr(kRanks.size()));
+  if (node) name.node = *node;
+  return node.has_value();
+}
+bool ReadAttemptName(std::string_view text, CommitName& name) {
+  name.kind = text == kOutcome ? CommitName::Kind::kOutcome : CommitName::Kind::kDone;
+  if (text == kOutcome || text == kDone) return true;
+  name.kind = CommitName::Kind::kPart;
+  return text.starts_with(kPart) && ReadNodeAndRank(text.substr(kPart.size()), name);
+}
+
+std::optional<std::string_view> BelowPrepared(std::string_view path) {
+  if (!path.starts_with(kPreparedFolder)) return std::nullopt;
+  path.remove_prefix(kPreparedFolder.size());
+  if (!path.starts_with('/')) return std::nullopt;
+  return path.substr(1);
 }
 
 }  // namespace
@@ -145,47 +180,99 @@ Digest LifeOf(const std::map<uint32_t, uint64_t>& ranks) {
 }
 
 std::optional<CommitName> ParseCommitName(std::string_view path) {
-  const std::string folder = StrCat(kPreparedFolder, "/");
-  if (!path.starts_with(folder)) return std::nullopt;
-  path.remove_prefix(folder.size());
-  const size_t first = path.find('-');
-  const size_t last = path.rfind('-');
-  if (first == std::string_view::npos || first == last) return std::nullopt;
-  const auto job = DigestNamed(path.substr(0, first));
+  const auto below = BelowPrepared(path);
+  const size_t slash = below ? below->find('/') : std::string_view::npos;
+  if (slash == std::string_view::npos) return std::nullopt;
+  const auto job = DigestNamed(below->substr(0, slash));
   if (!job) return std::nullopt;
   CommitName name;
   name.job = *job;
-  const std::string_view middle = path.substr(first + 1, last - first - 1);
-  const std::string_view end = path.substr(last + 1);
-  const auto node = DigestNamed(end.substr(0, kHexDigits));
-  if (node) name.node = *node;
-  if (middle == "ranks") {
-    name.kind = CommitName::Kind::kRanks;
-    return node && end.size() == kHexDigits ? std::optional(name) : std::nullopt;
+  const std::string_view rest = below->substr(slash + 1);
+  const size_t end = rest.find('/');
+  if (end == std::string_view::npos) {
+    return ReadJobName(rest, name) ? std::optional(name) : std::nullopt;
   }
-  const auto [stop, error] =
-      std::from_chars(middle.data(), middle.data() + middle.size(), name.attempt);
-  if (error != std::errc() || stop != middle.data() + middle.size() ||
-      std::to_string(name.attempt) != middle) {
-    return std::nullopt;
-  }
-  if (end == "outcome") name.kind = CommitName::Kind::kOutcome;
-  if (end == "done") name.kind = CommitName::Kind::kDone;
-  if (name.kind != CommitName::Kind::kPart) return name;
-  const auto rank = node ? RankIn(end.substr(kHexDigits)) : std::nullopt;
-  if (!rank) return std::nullopt;
-  name.first_rank = *rank;
+  const auto attempt = NumberNamed<uint64_t>(rest.substr(0, end));
+  if (!attempt || !ReadAttemptName(rest.substr(end + 1), name)) return std::nullopt;
+  name.attempt = *attempt;
   return name;
 }
 
+std::optional<CommitName> ParseFlatName(std::string_view path) {
+  const auto below = BelowPrepared(path);
+  const size_t first = below ? below->find('-') : std::string_view::npos;
+  const size_t last = below ? below->rfind('-') : std::string_view::npos;
+  if (first == std::string_view::npos || first == last) return std::nullopt;
+  const auto job = DigestNamed(below->substr(0, first));
+  if (!job) return std::nullopt;
+  CommitName name;
+  name.job = *job;
+  const std::string_view middle = below->substr(first + 1, last - first - 1);
+  const std::string_view end = below->substr(last + 1);
+  if (middle == "ranks") {
+    const auto node = DigestNamed(end);
+    if (!node) return std::nullopt;
+    name.kind = CommitName::Kind::kRanks;
+    name.node = *node;
+    return name;
+  }
+  const auto attempt = NumberNamed<uint64_t>(middle);
+  if (!attempt) return std::nullopt;
+  name.attempt = *attempt;
+  name.kind = end == kOutcome ? CommitName::Kind::kOutcome : CommitName::Kind::kDone;
+  if (end == kOutcome || end == kDone) return name;
+  name.kind = CommitName::Kind::kPart;
+  return ReadNodeAndRank(end, name) ? std::optional(name) : std::nullopt;
+}
+
+std::string PathOf(const CommitName& name) {
+  const std::string job = StrCat(kPreparedFolder, "/", name.job.Hex(), "/");
+  switch (name.kind) {
+    case CommitName::Kind::kWorld: return StrCat(job, kWorld);
+    case CommitName::Kind::kRanks: return StrCat(job, kRanks, name.node.Hex());
+    case CommitName::Kind::kOutcome: return StrCat(job, name.attempt, "/", kOutcome);
+    case CommitName::Kind::kDone: return StrCat(job, name.attempt, "/", kDone);
+    case CommitName::Kind::kPart: break;
+  }
+  return StrCat(job, name.attempt, "/", kPart, name.node.Hex(), ".", name.first_rank);
+}
+
+std::string LifeFolder(const AttemptName& name) {
+  return StrCat(kPreparedFolder, "/", JobDigest(name.run, name.job, name.life).Hex());
+}
+std::string AttemptFolder(const AttemptName& name) {
+  return StrCat(LifeFolder(name), "/", name.attempt);
+}
+std::string JobFolder(std::string_view run, std::string_view job) {
+  return StrCat(kPreparedFolder, "/", JobDigest(run, job, Digest()).Hex());
+}
 std::string PartName(const PreparedPart& part, const Digest& node) {
-  return StrCat(AttemptPrefix(part.name), node.Hex(), ".", part.ranks.front().rank);
+  return StrCat(AttemptFolder(part.name), "/", kPart, node.Hex(), ".", part.ranks.front().rank);
 }
-std::string OutcomeName(const AttemptName& name) { return StrCat(AttemptPrefix(name), "outcome"); }
-std::string DoneName(const AttemptName& name) { return StrCat(AttemptPrefix(name), "done"); }
+std::string FlatPartName(const PreparedPart& part, const Digest& node) {
+  return StrCat(LifeFolder(part.name), "-", part.name.attempt, "-", node.Hex(), ".",
+                part.ranks.front().rank);
+}
+std::string OutcomeName(const AttemptName& name) {
+  return StrCat(AttemptFolder(name), "/", kOutcome);
+}
+std::string DoneName(const AttemptName& name) { return StrCat(AttemptFolder(name), "/", kDone); }
 std::string NodeRanksName(std::string_view run, std::string_view job, const Digest& node) {
-  return StrCat(JobPrefix(run, job, Digest()), "ranks-", node.Hex());
+  return StrCat(JobFolder(run, job), "/", kRanks, node.Hex());
 }
+std::string WorldName(std::string_view run, std::string_view job) {
+  return StrCat(JobFolder(run, job), "/", kWorld);
+}
+
+std::array<std::string, 2> LayoutMarks() {
+  const std::string prefix = StrCat(kPreparedFolder, "/", LayoutMarkJob().Hex(), "-0-");
+  return {StrCat(prefix, Digest().Hex(), ".0"), StrCat(prefix, kOutcome)};
+}
+std::string LayoutMarkText() {
+  return SealRecord({{"version", kLayoutVersion}, {"layout", "one%20folder%20per%20attempt"}});
+}
+bool IsLayoutMark(const CommitName& flat) { return flat.job == LayoutMarkJob(); }
+
 std::string PresenceName(const Digest& node) { return StrCat(kNodesFolder, "/", node.Hex()); }
 
 std::string RenderPart(const PreparedPart& part) {
@@ -274,38 +361,89 @@ Result<AttemptDone> ParseDone(std::string_view bytes) {
   return AttemptDone{*node, *std::move(id), *manifest};
 }
 
-std::string RenderNodeRanks(const NodeRanks& ranks) {
+namespace {
+
+json PairsOf(const std::map<uint32_t, uint64_t>& ranks) {
   json pairs = json::array();
-  for (const auto& [rank, life] : ranks.ranks) pairs.push_back(json::array({rank, life}));
+  for (const auto& [rank, life] : ranks) pairs.push_back(json::array({rank, life}));
+  return pairs;
+}
+
+// Ranks of `world`, each with its life.
+Result<std::map<uint32_t, uint64_t>> RanksUnder(const json& object, uint32_t world) {
+  const auto pairs = object.find("ranks");
+  if (pairs == object.end() || !pairs->is_array()) return Refuse("record: its ranks are missing");
+  std::map<uint32_t, uint64_t> ranks;
+  for (const json& pair : *pairs) {
+    const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
+                         pair[1].is_number_unsigned();
+    if (!numbers || pair[0].get<uint64_t>() >= world) {
+      return Refuse("record: a rank lies outside its world");
+    }
+    ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
+  }
+  return ranks;
+}
+
+Result<uint32_t> WorldUnder(const json& object) {
+  const auto world = NumberOf<uint32_t>(object, "world");
+  if (world && *world != 0 && *world <= kMaxPreparedWorld) return *world;
+  return Refuse("record: its world is missing");
+}
+
+}  // namespace
+
+std::string RenderNodeRanks(const NodeRanks& ranks) {
   return SealRecord({{"version", kRecordVersion},
                      {"run", EncodeText(ranks.run)},
                      {"job", EncodeText(ranks.job)},
                      {"world", ranks.world},
                      {"host", EncodeText(ranks.host)},
-                     {"ranks", std::move(pairs)}});
+                     {"ranks", PairsOf(ranks.ranks)}});
 }
 
 Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name) {
   CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
   CKPT_ASSIGN_OR_RETURN(auto job, JobOf(object, name.job, Digest()));
-  const auto world = NumberOf<uint32_t>(object, "world");
-  const auto pairs = object.find("ranks");
-  if (!world || *world == 0 || *world > kMaxPreparedWorld || pairs == object.end() ||
-      !pairs->is_array()) {
-    return Refuse("record: its world or its ranks are missing");
+  CKPT_ASSIGN_OR_RETURN(const uint32_t world, WorldUnder(object));
+  CKPT_ASSIGN_OR_RETURN(auto ranks, RanksUnder(object, world));
+  return NodeRanks{std::move(job.first), std::move(job.second), world,
+                   TextOf(object, "host").value_or(""), std::move(ranks)};
+}
+
+std::string RenderWorld(const WorldRecord& world) {
+  json hosts = json::array();
+  for (const WorldRecord::Host& host : world.hosts) {
+    hosts.push_back({{"host", EncodeText(host.name)}, {"ranks", PairsOf(host.ranks)}});
   }
-  NodeRanks ranks{
-      std::move(job.first), std::move(job.second), *world, TextOf(object, "host").value_or(""), {}};
-  for (const json& pair : *pairs) {
-    const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
-                         pair[1].is_number_unsigned();
-    if (!numbers || pair[0].get<uint64_t>() >= *world)
-      return Refuse(
-          "record: a rank lies outside "
-          "its world");
-    ranks.ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
+  return SealRecord({{"version", kRecordVersion},
+                     {"run", EncodeText(world.run)},
+                     {"job", EncodeText(world.job)},
+                     {"world", world.world},
+                     {"node", world.node.Hex()},
+                     {"hosts", std::move(hosts)},
+                     {"refused", EncodeText(world.refused)}});
+}
+
+Result<WorldRecord> ParseWorld(std::string_view bytes, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  WorldRecord world;
+  CKPT_ASSIGN_OR_RETURN(std::tie(world.run, world.job), JobOf(object, name.job, Digest()));
+  CKPT_ASSIGN_OR_RETURN(world.world, WorldUnder(object));
+  const auto node = DigestUnder(object, "node");
+  const auto refused = TextOf(object, "refused");
+  const auto hosts = object.find("hosts");
+  if (!node || !refused || hosts == object.end() || !hosts->is_array()) {
+    return Refuse("record: a world must have a node and hosts");
   }
-  return ranks;
+  world.node = *node;
+  world.refused = *refused;
+  for (const json& one : *hosts) {
+    if (!one.is_object()) return Refuse("record: a host must be an object");
+    CKPT_ASSIGN_OR_RETURN(auto ranks, RanksUnder(one, world.world));
+    world.hosts.push_back({TextOf(one, "host").value_or(""), std::move(ranks)});
+  }
+  return world;
 }
 
 std::string RenderPresence(const NodePresence& presence) {

@@ -3,16 +3,24 @@
 // The records by which daemons of several machines make one step of what the ranks of a
 // job hand over to each of them:
 //
-//   prepared/<job>-<attempt>-<node>.<rank>   what one daemon has made durable of a save
-//   prepared/<job>-<attempt>-outcome   what becomes of that save: it is published or dropped
-//   prepared/<job>-<attempt>-done      the step that it became
-//   prepared/<job>-ranks-<node>        which ranks of a job a daemon has; replaced
-//   nodes/<node>                       a daemon that works (node_presence.h); replaced
+//   prepared/<job>/ranks-<node>     which ranks of a job a daemon has; replaced
+//   prepared/<job>/world            those of all daemons, as the one with rank 0 gathered them;
+//                                   replaced
+//   prepared/<lived>/<attempt>/part-<node>.<rank>   what one daemon has made durable of a save
+//   prepared/<lived>/<attempt>/outcome   what becomes of that save: it is published or dropped
+//   prepared/<lived>/<attempt>/done      the step that it became
+//   nodes/<node>                    a daemon that works (node_presence.h); replaced
 //
-// <job> is the digest of run LF job LF life, where the life is known; <attempt> a decimal
+// <job> is the digest of run LF job, <lived> that of run LF job LF life; <attempt> a decimal
 // number; <node> the random digest of one daemon's life, <rank> the first one of the part: a
 // daemon has one part of a save, unless a rank came to it later.  Records that are not
 // replaced are published if they are absent.  All are texts (core/records/record_text.h).
+//
+// Older builds had all records of a store in one folder, under flat names:
+//
+//   prepared/<lived>-<attempt>-<node>.<rank>, -outcome, -done; prepared/<job>-ranks-<node>
+//
+// A spool still names its parts so.  In a store, kLayoutMarks make such builds reclaim nothing.
 //
 // Thread safety: values and pure functions.
 // Inputs are hostile: a record is refused unless all of it makes sense and it is the one that
@@ -21,6 +29,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -103,28 +112,59 @@ struct NodePresence {
   std::vector<std::string> names;  // of objects and directories that it has in work
 };
 
+// The world of a job as the daemon with rank 0 has gathered it.
+struct WorldRecord {
+  std::string run;
+  std::string job;
+  uint32_t world = 0;
+  Digest node;  // that daemon's
+  struct Host {
+    std::string name;
+    std::map<uint32_t, uint64_t> ranks;  // as NodeRanks has them
+    bool operator==(const Host&) const = default;
+  };
+  std::vector<Host> hosts;  // one for each daemon
+  std::string refused;      // why these do not make one world; else empty
+  bool operator==(const WorldRecord&) const = default;
+};
+
 // The parts of a name below prepared/; nothing if it is not one.
 struct CommitName {
-  enum class Kind { kPart, kOutcome, kDone, kRanks };
+  enum class Kind { kPart, kOutcome, kDone, kRanks, kWorld };
   Kind kind = Kind::kPart;
   Digest job;
-  uint64_t attempt = 0;     // of all but kRanks
+  uint64_t attempt = 0;     // of kPart, kOutcome and kDone
   Digest node;              // of kPart and kRanks
   uint32_t first_rank = 0;  // of kPart
 };
 inline constexpr std::string_view kPreparedFolder = "prepared";
 inline constexpr std::string_view kNodesFolder = "nodes";
 std::optional<CommitName> ParseCommitName(std::string_view path);
+std::optional<CommitName> ParseFlatName(std::string_view path);
+std::string PathOf(const CommitName& name);
+// The folder of all attempts of a job's life, and of one of them.
+std::string LifeFolder(const AttemptName& name);
+std::string AttemptFolder(const AttemptName& name);
+std::string JobFolder(std::string_view run, std::string_view job);
 std::string PartName(const PreparedPart& part, const Digest& node);
+std::string FlatPartName(const PreparedPart& part, const Digest& node);
 std::string OutcomeName(const AttemptName& name);
 std::string DoneName(const AttemptName& name);
 std::string NodeRanksName(std::string_view run, std::string_view job, const Digest& node);
+std::string WorldName(std::string_view run, std::string_view job);
 std::string PresenceName(const Digest& node);
+
+// Records under flat names that older builds cannot read, though they must not take them away: such
+// a build says so and reclaims nothing.
+std::array<std::string, 2> LayoutMarks();
+std::string LayoutMarkText();
+bool IsLayoutMark(const CommitName& flat);
 
 std::string RenderPart(const PreparedPart& part);
 std::string RenderOutcome(const AttemptOutcome& outcome);
 std::string RenderDone(const AttemptDone& done);
 std::string RenderNodeRanks(const NodeRanks& ranks);
+std::string RenderWorld(const WorldRecord& world);
 std::string RenderPresence(const NodePresence& presence);
 // kDataLoss for what was not written so, kInvalid for what makes no sense, kUnsupported
 // for a newer version.
@@ -132,6 +172,7 @@ Result<PreparedPart> ParsePart(std::string_view bytes, const CommitName& name);
 Result<AttemptOutcome> ParseOutcome(std::string_view bytes, const CommitName& name);
 Result<AttemptDone> ParseDone(std::string_view bytes);
 Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name);
+Result<WorldRecord> ParseWorld(std::string_view bytes, const CommitName& name);
 Result<NodePresence> ParsePresence(std::string_view bytes);
 
 // "0, 2-3 and 5 more".

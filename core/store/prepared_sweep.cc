@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/store/prepared_sweep.h"
 
+#include <unistd.h>
+
 #include <map>
 #include <optional>
 #include <utility>
@@ -36,8 +38,13 @@ class PreparedSweep {
   // True if the parts are those of all ranks.
   bool IsWhole(const Attempt& attempt, const CommitName& name) const;
   Result<std::optional<std::string>> Read(const std::string& path) const;
-  Result<bool> IsDecided(const Attempt& attempt, const CommitName& name) const;
+  // Dropped, or published and that is said.
+  Result<bool> IsOver(const Attempt& attempt, const CommitName& name);
   Status JudgeOutcome(const Attempt& attempt, const CommitName& name);
+  // A record of an older build: what it names stays (core/commit/flat_records.h moves it).
+  Status KeepFlat(const std::string& path, const CommitName& name);
+  Status JudgeWorld(const std::string& path, const CommitName& name);
+  void PruneBelow(const std::string& folder, int depth) const;
 
   Storage& storage_;
   const std::string& directory_;
@@ -116,14 +123,21 @@ bool PreparedSweep::IsWhole(const Attempt& attempt, const CommitName& name) cons
   return world != 0 && ranks.size() == world;
 }
 
-// Dropped, or published and that is said.
-Result<bool> PreparedSweep::IsDecided(const Attempt& attempt, const CommitName& name) const {
-  if (!attempt.done.empty()) return true;
-  if (attempt.outcome.empty()) return false;
+// A step that is decided keeps its manifest until it is published, and so all files that the
+// manifest names: those of earlier saves, too.
+Result<bool> PreparedSweep::IsOver(const Attempt& attempt, const CommitName& name) {
+  if (attempt.outcome.empty()) return !attempt.done.empty();
   CKPT_ASSIGN_OR_RETURN(const auto text, Read(attempt.outcome));
-  if (!text) return false;
+  if (!text) return !attempt.done.empty();
   const auto outcome = ParseOutcome(*text, name);
-  return outcome && !outcome->manifest;
+  if (!outcome) {
+    use_.unknown = true;
+    use_.notes.push_back(
+        StrCat("nothing is reclaimed: ", attempt.outcome, ": ", outcome.error().message));
+    return false;
+  }
+  if (outcome->manifest) use_.manifests.insert(*outcome->manifest);
+  return !outcome->manifest || !attempt.done.empty();
 }
 
 // No part of it is there any more: the outcome goes with its writer.
@@ -146,11 +160,11 @@ Status PreparedSweep::JudgeOutcome(const Attempt& attempt, const CommitName& nam
 
 Status PreparedSweep::JudgeAttempt(const CommitName& name, const Attempt& attempt) {
   if (attempt.parts.empty()) return JudgeOutcome(attempt, name);
-  CKPT_ASSIGN_OR_RETURN(const bool decided, IsDecided(attempt, name));
+  CKPT_ASSIGN_OR_RETURN(const bool over, IsOver(attempt, name));
   bool all_gone = true;
   for (const auto& [path, node] : attempt.parts) all_gone = IsGone(node) && all_gone;
   // A whole save is published by the daemon that looks next.
-  const bool lost = decided || (all_gone && attempt.outcome.empty() && !IsWhole(attempt, name));
+  const bool lost = over || (all_gone && attempt.outcome.empty() && !IsWhole(attempt, name));
   for (const auto& [path, node] : attempt.parts) {
     if (lost && IsGone(node)) {
       CKPT_RETURN_IF_ERROR(Remove(path));
@@ -159,6 +173,35 @@ Status PreparedSweep::JudgeAttempt(const CommitName& name, const Attempt& attemp
     }
   }
   return {};
+}
+
+// Directories of attempts and jobs of which nothing is left.
+void PreparedSweep::PruneBelow(const std::string& folder, int depth) const {
+  const auto entries = storage_.List(folder);
+  if (!entries) return;
+  for (const RootEntry& entry : *entries) {
+    if (entry.kind != EntryKind::kDirectory) continue;
+    const std::string below = StrCat(folder, "/", entry.name);
+    if (depth > 1) PruneBelow(below, depth - 1);
+    (void)rmdir(StrCat(directory_, "/", below).c_str());
+  }
+}
+
+Status PreparedSweep::KeepFlat(const std::string& path, const CommitName& name) {
+  if (IsLayoutMark(name)) return {};
+  if (name.kind == Kind::kPart) return KeepPart(path, name);
+  Attempt of;
+  of.outcome = path;
+  return name.kind == Kind::kOutcome ? IsOver(of, name).map([](bool) {}) : Status();
+}
+
+// Goes with the daemon that gathered it, once no daemon says that it has ranks of the job.
+Status PreparedSweep::JudgeWorld(const std::string& path, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const auto text, Read(path));
+  const auto world = text ? ParseWorld(*text, name) : Fail(ErrorCode::kDataLoss, "");
+  if (!text || (world && !IsGone(world->node))) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto beside, ListFilesBelow(storage_, ParentPath(path)));
+  return beside.size() == 1 ? Remove(path) : Status();
 }
 
 Result<PreparedUse> PreparedSweep::Run() {
@@ -170,9 +213,17 @@ Result<PreparedUse> PreparedSweep::Run() {
   std::map<std::pair<Digest, uint64_t>, std::pair<CommitName, Attempt>> attempts;
   for (const std::string& path : paths) {
     const auto name = ParseCommitName(path);
-    if (!name) continue;
+    if (!name) {
+      const auto flat = ParseFlatName(path);
+      if (flat) CKPT_RETURN_IF_ERROR(KeepFlat(path, *flat));
+      continue;
+    }
     if (name->kind == Kind::kRanks) {
       if (IsGone(name->node)) CKPT_RETURN_IF_ERROR(Remove(path));
+      continue;
+    }
+    if (name->kind == Kind::kWorld) {
+      CKPT_RETURN_IF_ERROR(JudgeWorld(path, *name));
       continue;
     }
     auto& [of, attempt] = attempts[{name->job, name->attempt}];
@@ -184,6 +235,7 @@ Result<PreparedUse> PreparedSweep::Run() {
   for (const auto& [key, found] : attempts) {
     CKPT_RETURN_IF_ERROR(JudgeAttempt(found.first, found.second));
   }
+  if (!directory_.empty() && !dry_run_) PruneBelow(std::string(kPreparedFolder), 2);
   for (const auto& [node, said] : present_) {
     if (IsGone(node)) CKPT_RETURN_IF_ERROR(Remove(PresenceName(node)));
   }

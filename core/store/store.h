@@ -63,6 +63,13 @@ struct StepNews {
   std::vector<StepChange> changes;  // in order
 };
 
+// A manifest that was put into the store before its step is published.
+struct PutStep {
+  StepModel model;
+  RenderedStep rendered;
+  std::shared_ptr<const void> hold;  // while it lives nobody takes the manifest for a dead one
+};
+
 class BlobStream;       // core/store/blob_stream.h
 class Root;             // core/io/root.h
 class PresenceWatch;    // core/records/node_presence.h
@@ -114,6 +121,11 @@ class Store {
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root,
                              const PublishHow& how = {});
+  // Puts the manifest into the store, durably, for a step that is published later, by
+  // whomever.  REQUIRES: until that is recorded elsewhere, the result is held.
+  Result<std::shared_ptr<const void>> Put(const RenderedStep& rendered);
+  // What was put under that digest.  kNotFound if nothing was; kDataLoss if it is damaged.
+  Result<PutStep> FindPut(const Digest& manifest);
   // A provisional step is one for good.  Nothing if it is gone, or another one by now.
   Status Confirm(const StepRecord& record);
   // The record that Publish would return without publishing, if any.

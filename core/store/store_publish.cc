@@ -191,6 +191,22 @@ Result<RenderedStep> Store::Render(const StepModel& model, std::optional<Digest>
   return rendered;
 }
 
+Result<std::shared_ptr<const void>> Store::Put(const RenderedStep& rendered) {
+  return state_->PutHeldManifest(rendered.bytes, rendered.manifest);
+}
+
+Result<PutStep> Store::FindPut(const Digest& manifest) {
+  PutStep found;
+  found.hold = state_->HoldManifest(manifest);
+  CKPT_ASSIGN_OR_RETURN(found.rendered.bytes, ReadWhole(*state_->storage, ManifestName(manifest),
+                                                        kManifestHeaderSize + kManifestMaxPayload));
+  CKPT_ASSIGN_OR_RETURN(found.model,
+                        ParseNamedManifest(found.rendered.bytes, manifest, state_->Blobs()));
+  found.rendered.manifest = manifest;
+  CKPT_ASSIGN_OR_RETURN(found.rendered.unpacked, IdentityDigest(found.model, state_->Blobs()));
+  return found;
+}
+
 Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
                                   const std::string& source, const std::string& root,
                                   const PublishHow& how) {

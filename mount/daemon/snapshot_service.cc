@@ -147,9 +147,7 @@ Status SnapshotService::StartReceiving() {
   options.memory_bytes = memory_bytes_;
   options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
   options.stored = [this](const PartAgain& part) {
-    const auto found = keeper_->FindStored(part);
-    if (!found) Log(LogLevel::kWarning, found.error().message);
-    return found && found->has_value();
+    return keeper_->FindStored(part).map([](const auto& found) { return found.has_value(); });
   };
   options.stream = [this](const std::string& path, uint64_t bytes,
                           std::weak_ptr<const void> owner) {

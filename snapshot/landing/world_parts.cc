@@ -215,16 +215,26 @@ void WorldParts::DropAll() {
   }
 }
 
-Status WorldParts::WriteDown(WorldPart& part, const AttemptName& name) {
-  PreparedPart prepared{name, part.step, part.world, 0, {}};
-  MemoryRoot bytes(StrCat("snapshot ", name.run, "/", part.step));
+bool WorldParts::IsAgain(const WorldPart& part) const {
+  if (!options_.found) return false;
+  return (part.save && part.save->left()) ||
+         std::ranges::any_of(part.files, [](auto& one) { return one.second.again; });
+}
+
+Result<bool> WorldParts::WriteDown(WorldPart& part, const PreparedPart& prepared) {
+  if (IsAgain(part)) {
+    CKPT_ASSIGN_OR_RETURN(const bool found, options_.found(prepared));
+    if (found) return true;
+  }
+  if (part.save && !std::exchange(part.begun, true)) options_.spooler->Begin(*part.save);
+  MemoryRoot bytes(StrCat("snapshot ", part.name.run, "/", part.step));
   for (const auto& [rank, file] : part.files) {
-    prepared.ranks.push_back({rank, file.bytes, file.chunks});
-    if (part.save) continue;
+    if (part.save) break;
     CKPT_RETURN_IF_ERROR(bytes.Add(prepared.PathOf(rank), file.rope, file.lease, {}));
   }
-  return options_.commit->Prepare(prepared,
-                                  part.save ? static_cast<const Root&>(*part.save) : bytes);
+  CKPT_RETURN_IF_ERROR(
+      options_.commit->Prepare(prepared, part.save ? static_cast<const Root&>(*part.save) : bytes));
+  return false;
 }
 
 bool WorldParts::stopping() const {
@@ -235,23 +245,26 @@ bool WorldParts::stopping() const {
 bool WorldParts::Prepare(WorldPart& part) {
   const std::shared_ptr<SaveBytes> save = part.save;
   if (save && stopping() && options_.spooler->Leave(*save)) return true;
-  AttemptName name;
+  PreparedPart prepared{part.name, part.step, part.world, 0, {}};
   if (save) {
-    name = save->part().name;
-    if (save->left() && options_.found && options_.found(*save)) {
-      Settle(name, part.step, {}, save);
-      return true;
-    }
-    if (!std::exchange(part.begun, true)) options_.spooler->Begin(*save);
+    prepared.name = save->part().name;
   } else {
     const auto world = WorldOf(part.name.run, part.name.job);
     if (!world || !world->life) {  // it left meanwhile
       Settle(part.name, part.step, Fail(ErrorCode::kNotFound, "its job is gone"), save);
       return true;
     }
-    name = Lived(part.name, *world->life);
+    prepared.name.life = *world->life;
   }
-  const Status done = Caught([&] { return WriteDown(part, name); });
+  const AttemptName& name = prepared.name;
+  for (const auto& [rank, file] : part.files) {
+    prepared.ranks.push_back({rank, file.bytes, file.chunks});
+  }
+  const auto done = Caught([&] { return WriteDown(part, prepared); });
+  if (done && *done) {
+    Settle(name, part.step, {}, save);
+    return true;
+  }
   if (done) {
     const bool spooled = save && save->on_disk();
     // A save that is only in memory has served its purpose.
@@ -262,7 +275,8 @@ bool WorldParts::Prepare(WorldPart& part) {
                         .step = part.step,
                         .first = part.first,
                         .has_first_rank = part.files.contains(0),
-                        .save = spooled ? save : nullptr});
+                        .save = spooled ? save : nullptr,
+                        .again = IsAgain(part) ? std::optional(prepared) : std::nullopt});
     return true;
   }
   if (save) options_.spooler->Fails(*save);
@@ -276,7 +290,7 @@ bool WorldParts::Prepare(WorldPart& part) {
     return false;
   }
   Drop({part.name, part.step, done.error().message, false});
-  Settle(name, part.step, done, save);
+  Settle(name, part.step, Fail(Error(done.error())), save);
   return true;
 }
 
@@ -316,9 +330,25 @@ bool WorldParts::DropApart(const Pending& pending, const std::map<uint64_t, uint
   return apart;
 }
 
+bool WorldParts::MayBeStep(Pending& pending, AttemptNews& news) {
+  if (!pending.again) return false;
+  const auto found = Caught([&] { return options_.found(*pending.again); });
+  if (!found && std::exchange(said_, found.error().message) != found.error().message) Say(said_);
+  if (found) pending.again.reset();
+  if (!found || !*found) return !found;
+  options_.commit->Withdraw(pending.name);
+  news.state = AttemptNews::State::kDurable;
+  return true;
+}
+
 // Nothing while it is not decided, for a daemon that need not know more of it.
 Result<std::optional<AttemptNews>> WorldParts::NewsOf(Pending& pending) {
   WorldCommit& commit = *options_.commit;
+  AttemptNews before;
+  if (MayBeStep(pending, before)) {
+    const bool is = before.state == AttemptNews::State::kDurable;
+    return is ? std::optional(before) : std::nullopt;
+  }
   bool publish = pending.has_first_rank;
   if (!publish) {
     const bool all = ++pending.turns >= pending.next_look || Late(pending.first);

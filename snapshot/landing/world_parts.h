@@ -53,10 +53,9 @@ struct WorldPartsOptions {
   std::function<void(const StepRecord& record, bool published)> stored;
   std::function<void()> reclaim;  // something was written in vain, or another daemon left it
   std::function<void()> wake;     // more is known of a job than before
-  // Has the parts that come with a save; and whether such a one, of an earlier daemon's, is in a
-  // step already.
-  Spooler* spooler = nullptr;
-  std::function<bool(const SaveBytes& save)> found = {};
+  Spooler* spooler = nullptr;     // has the parts that come with a save
+  // True if a part that an earlier daemon may have prepared is in a step already.  May be empty.
+  std::function<Result<bool>(const PreparedPart& part)> found = {};
   std::function<void(std::string_view line)> log;
 };
 
@@ -107,6 +106,9 @@ class WorldParts {
     int next_look = kFirstLook;  // at all parts of it: in that turn
     std::set<uint32_t> missing = {};
     std::shared_ptr<SaveBytes> save = {};  // in the spool, until it is settled
+    // It may have become a step, and that may have been forgotten, before our record was there:
+    // nothing if that was looked for since.
+    std::optional<PreparedPart> again = {};
   };
 
   void Run();
@@ -115,10 +117,15 @@ class WorldParts {
   void PrepareAll();
   // False: try again later.
   bool Prepare(WorldPart& part);
-  Status WriteDown(WorldPart& part, const AttemptName& name);
+  // True if an earlier daemon may have prepared it.
+  bool IsAgain(const WorldPart& part) const;
+  // True if it is in a step already; else it is prepared.
+  Result<bool> WriteDown(WorldPart& part, const PreparedPart& prepared);
   bool stopping() const;
   void DropAll();
   void LookAtAll();
+  // True if it was one already, or the store does not say so far.
+  bool MayBeStep(Pending& pending, AttemptNews& news);
   Result<std::optional<AttemptNews>> NewsOf(Pending& pending);
   bool LookAt(Pending& pending);
   // Drops our part if other machines' ranks saved the step in a later turn, and tells our ranks.

@@ -23,6 +23,8 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kStatusLines = 100;
+// A quarter of the time after which a store that failed is asked again (QuestionQueue::Spent).
+constexpr std::chrono::milliseconds kStoreRests{250};
 
 }  // namespace
 
@@ -123,10 +125,18 @@ void Receiver::State::LookFor(const PartAgain& part) {
   const auto begin = Clock::now();
   // One that waits is told when that is over.
   const bool waits = !part.place.empty() && Waits(part.name);
-  const bool stored = !waits && options.stored && options.stored(part);
+  const bool looks = !waits && options.stored;
+  const Result<bool> looked = looks ? Caught([&] { return options.stored(part); }) : false;
+  const bool stored = looked && *looked;
+  if (!looked) Say(looked.error().message);
   {
     MutexLock guard(mutex);
     questions.Spent(Clock::now() - begin);
+    if (!looked && part.over) {  // nobody else knows what became of it
+      questions.Spent(kStoreRests);
+      questions.Add(part);
+      return;
+    }
     looked_for.erase(looked_for.find(part.name));
     answered.emplace_back(part.asker, part.name);
     if (stored || (part.over && !waits)) {

@@ -42,7 +42,7 @@ struct ReceiverOptions {
   std::function<Status(ReceivedStep step)> keep;
   // True if an earlier daemon has stored the step that the part is
   // of.  Called as `keep`, and from another thread of the receiver's.
-  std::function<bool(const PartAgain& part)> stored;
+  std::function<Result<bool>(const PartAgain& part)> stored;
   std::function<void(std::string_view line)> log;
   // How steps are made with the ranks of other daemons; null: they are not.  Must outlive
   // the receiver.

@@ -18,11 +18,10 @@ void Receiver::State::StartParts() {
   of.turn = options.turn;
   of.stored = options.shown;
   of.spooler = options.spooler;
-  of.found = [this](const SaveBytes& save) {
-    const PreparedPart& part = save.part();
+  of.found = [this](const PreparedPart& part) -> Result<bool> {
     const PartAgain left{part.name, part.step, part.ranks.front().rank, part.world,
                          {},        true,      part.Directory()};
-    return options.stored && options.stored(left);
+    return options.stored ? options.stored(left) : false;
   };
   of.reclaim = options.reclaim;
   of.log = options.log;

@@ -121,8 +121,10 @@ def test_two_nodes_make_one_step(ckptfs, nodes, trainer):
         assert_step(nodes, trainer, step)
     blobs = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     assert sorted(len(os.listdir(os.path.join(blobs, d))) for d in os.listdir(blobs)) == [4, 4]
-    wait_until(lambda: not [n for n in os.listdir(os.path.join(ckptfs.store, 'prepared'))
-                            if '-ranks-' not in n], 'nothing to be left')
+    prepared = os.path.join(ckptfs.store, 'prepared')
+    wait_until(lambda: not [name for folder, _, names in os.walk(prepared) for name in names
+                            if folder != prepared and name != 'world'
+                            and not name.startswith('ranks-')], 'nothing to be left')
     for node in nodes:
         assert node.snapshots()['durable'] == 2
         assert node.snapshots()['steps'] == []

@@ -77,28 +77,76 @@ Costs CostsOf(uint32_t machines) {
   }
   const auto published = all[0]->commit.Look(name, true);
   EXPECT_TRUE(published && published->state == AttemptNews::State::kDurable);
-  Costs costs{all[0]->storage->Take(), {}};
   for (uint32_t i = 1; i < machines; ++i) {
     const auto news = all[i]->commit.Glance(name);
     EXPECT_TRUE(news && *news && (*news)->state == AttemptNews::State::kDurable);
+  }
+  EXPECT_TRUE(all[0]->commit.FinishOthers(WorldCommit::Clock::now(), kRarely));
+  Costs costs{all[0]->storage->Take(), {}};
+  for (uint32_t i = 1; i < machines; ++i) {
     costs.most = MostOf(costs.most, all[i]->storage->Take());
   }
   EXPECT_EQ(made, 1);
   EXPECT_TRUE(IsStepThere(disk, "7", 7, machines));
-  EXPECT_TRUE(ListFilesBelow(*disk, "prepared")->empty());
+  EXPECT_TRUE(testing_support::RecordsIn(*disk).empty());
   return costs;
 }
 
-TEST(CommitCostTest, ADaemonsCallsDoNotDependOnTheNumberOfMachines) {
-  const Costs few = CostsOf(4);
-  for (const uint32_t machines : {16, 64, 256}) {
-    Costs many = CostsOf(machines);
-    EXPECT_LE(many.leader.reads, few.leader.reads * machines / 4);
-    EXPECT_LE(many.leader.stats, few.leader.stats * machines / 4);
-    EXPECT_LE(many.leader.lists, few.leader.lists);
-    many.most.listed = few.most.listed;  // the names of one listing
-    EXPECT_EQ(many.most, few.most) << machines;
+// The daemons find each other, and look for what others left.
+Costs CostsOfMeeting(uint32_t machines) {
+  const auto disk = std::make_shared<MemoryRoot>("storage");
+  std::atomic<int> made = 0;
+  std::vector<std::unique_ptr<Machine>> all;
+  for (uint32_t i = 0; i < machines; ++i) all.push_back(std::make_unique<Machine>(disk, made));
+  const auto join = [&](uint32_t i) {
+    return all[i]->commit.Join({"run", "job", machines, "", {{i, 100 + i}}});
+  };
+  for (const auto& one : all) one->storage->Take();
+  for (uint32_t i = machines; i-- > 0;) EXPECT_TRUE(join(i));
+  for (uint32_t i = 0; i < machines; ++i) {
+    const auto world = join(i);
+    EXPECT_TRUE(world && world->life == testing_support::LifeOfWorld(machines)) << i;
+    EXPECT_EQ(world->elsewhere.size(), machines - 1);
   }
+  uint32_t first = 0;  // the one that looks for all
+  for (uint32_t i = 1; i < machines; ++i) {
+    if (all[i]->commit.node() < all[first]->commit.node()) first = i;
+  }
+  Costs costs;
+  for (uint32_t i = 0; i < machines; ++i) {
+    EXPECT_TRUE(all[i]->commit.FinishOthers(WorldCommit::Clock::now(), kRarely));
+    const StorageCalls calls = all[i]->storage->Take();
+    StorageCalls& of = i == 0 || i == first ? costs.leader : costs.most;
+    of = MostOf(of, calls);
+  }
+  return costs;
+}
+
+void ExpectLinear(Costs (*costs_of)(uint32_t), bool lists_nodes) {
+  const Costs few = costs_of(4);
+  for (const uint32_t machines : {16, 64, 256}) {
+    Costs many = costs_of(machines);
+    SCOPED_TRACE(machines);
+    const auto share = [&](uint64_t calls) { return (calls + 4) * machines / 4; };
+    EXPECT_LE(many.leader.reads, share(few.leader.reads));
+    EXPECT_LE(many.leader.stats, share(few.leader.stats));
+    EXPECT_LE(many.leader.listed, share(few.leader.listed));
+    EXPECT_LE(many.leader.lists, few.leader.lists + 4);  // what the first daemon looks at
+    EXPECT_LE(many.leader.writes, few.leader.writes);
+    if (lists_nodes) {  // once, and reads one of them
+      EXPECT_EQ(many.most.listed, machines);
+      many.most.listed = few.most.listed;
+    }
+    EXPECT_EQ(many.most, few.most);
+  }
+}
+
+TEST(CommitCostTest, ADaemonsCallsDoNotDependOnTheNumberOfMachines) {
+  ExpectLinear(CostsOf, false);
+}
+
+TEST(CommitCostTest, TheOneWithRank0ReadsWhatAllSayAndOthersReadOneRecord) {
+  ExpectLinear(CostsOfMeeting, true);
 }
 
 ReceivedFile FileOfRank(uint32_t rank, uint32_t world) {

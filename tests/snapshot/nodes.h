@@ -88,6 +88,16 @@ inline AttemptName AttemptOf(uint64_t attempt, uint32_t world, uint64_t lives = 
   return {"run", "job", attempt, LifeOfWorld(world, lives)};
 }
 
+// The names below prepared/, but for those that are always there.
+inline std::vector<std::string> RecordsIn(const Storage& storage) {
+  auto names = *ListFilesBelow(storage, kPreparedFolder);
+  std::erase_if(names, [](const std::string& name) {
+    const auto flat = ParseFlatName(name);
+    return flat && IsLayoutMark(*flat);
+  });
+  return names;
+}
+
 // All that the storage shows of the step is the ranks' files; whether it is there.
 inline bool IsStepThere(const std::shared_ptr<Storage>& storage, const std::string& id,
                         uint64_t step, uint32_t world) {

@@ -27,6 +27,7 @@ using testing_support::kForks;
 using testing_support::Killed;
 using testing_support::kLong;
 using testing_support::kMostPoints;
+using testing_support::RecordsIn;
 
 // A daemon as the ranks of one node find it.
 std::string SocketOf(const std::string& store, uint32_t node) { return StrCat(store, "/", node); }
@@ -137,7 +138,7 @@ void NodesTest::KillAtEveryPoint(uint32_t victim) {
   const auto report = store->Collect({});
   ASSERT_TRUE(report);
   EXPECT_THAT(report->notes, testing::IsEmpty());
-  EXPECT_THAT(*ListFilesBelow(*Disk(), kPreparedFolder), testing::IsEmpty());
+  EXPECT_THAT(RecordsIn(*Disk()), testing::IsEmpty());
   EXPECT_THAT(*ListFilesBelow(*Disk(), kNodesFolder), testing::IsEmpty());
   const auto steps = store->Steps("run");
   ASSERT_TRUE(steps);
@@ -302,7 +303,7 @@ TEST_F(NodesTest, RanksOfTwoWorldsMakeNoStep) {
   ASSERT_TRUE(Save(of_two, 7, 0) && Save(of_three, 7, 1));
   while (of_two.status().dropped + of_three.status().dropped == 0) std::this_thread::yield();
   const std::string said = of_two.status().last_drop + of_three.status().last_drop;
-  EXPECT_THAT(said, testing::HasSubstr("ranks here, but"));
+  EXPECT_THAT(said, testing::HasSubstr("the job has 2 ranks on"));
   EXPECT_FALSE(IsStored(7));
 }
 

@@ -60,9 +60,10 @@ class ReceiverTest : public testing::Test {
     options.max_sessions = max_sessions;
     options.hello = hello_;
     options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
-    options.stored = [this](const PartAgain&) {
+    options.stored = [this](const PartAgain&) -> Result<bool> {
       ++looks_;
       std::this_thread::sleep_for(look_);
+      if (failing_looks_ > 0 && failing_looks_-- > 0) return Fail(ErrorCode::kIo, "it is away");
       return stored_.load();
     };
     auto started = Receiver::Start(std::move(options));
@@ -117,8 +118,9 @@ class ReceiverTest : public testing::Test {
   bool hold_ = false;
   std::string refusal_;
   std::vector<Kept> kept_;
-  std::atomic<bool> stored_{false};  // what parts that come again are of
-  std::atomic<size_t> looks_{0};     // whether they are
+  std::atomic<bool> stored_{false};    // what parts that come again are of
+  std::atomic<size_t> looks_{0};       // whether they are
+  std::atomic<int> failing_looks_{0};  // so many of the next ones fail
   std::chrono::milliseconds look_{0};
   std::chrono::milliseconds hello_{10'000};
 };

@@ -442,6 +442,24 @@ TEST_F(ReturnTest, APartOfAStepThatIsStoredIsDurableAlone) {
   }
 }
 
+// It asks what became of a save of which it has nothing to hand over any more.
+TEST_F(ReturnTest, AStoreThatCannotBeAskedSaysNothingOfASave) {
+  failing_looks_ = 2;
+  stored_ = true;
+  Start();
+  Client client(directory_.path());
+  client.Enter();
+  SnapshotMessage ask{SnapshotWord::kAsk};
+  ask.step = 1;
+  ask.attempt = 128;
+  ask.text = "nowhere";
+  client.Say(ask);
+  const auto answer = client.Hear();
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->word, SnapshotWord::kDurable) << answer->text;
+  EXPECT_EQ(looks_, 3u);
+}
+
 // Somebody else (a process that was forked) may have the descriptor for ever.
 TEST_F(ReturnTest, TheMemoryOfARankThatLeftIsFreed) {
   Start();

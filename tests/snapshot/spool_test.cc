@@ -215,7 +215,7 @@ TEST(SpoolTest, WhatIsNotWholeGoesAndIsNamed) {
         EXPECT_EQ(ListFilesBelow(*disk, "")->size(), 4u);  // format, a record, two files
         return opened->notes.empty() ? std::string() : opened->notes[0];
       };
-  const auto record = [](const PreparedPart& part) { return PartName(part, Digest()); };
+  const auto record = [](const PreparedPart& part) { return FlatPartName(part, Digest()); };
   EXPECT_THAT(
       damaged([](Storage& disk, const PreparedPart& part) { (void)disk.Remove(part.PathOf(1)); }),
       HasSubstr("rank-00001.safetensors"));
@@ -241,7 +241,7 @@ TEST(SpoolTest, WhatIsNotWholeGoesAndIsNamed) {
 TEST(SpoolTest, ARecordOfAnotherVersionRefusesAll) {
   const auto disk = std::make_shared<MemoryRoot>("disk");
   const Save save(3), other(4);
-  const std::string record = PartName(save.part(), Digest());
+  const std::string record = FlatPartName(save.part(), Digest());
   {
     const auto opened = Spool::OpenOn(disk, "store");
     EXPECT_TRUE(opened->spool->Write(save.part(), *save.bytes));

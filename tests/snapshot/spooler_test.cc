@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "core/store/prepared_sweep.h"
 #include "snapshot/landing/world_parts.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
@@ -291,7 +292,7 @@ class SpooledPartTest : public SpoolerTest {
   }
   std::unique_ptr<WorldParts> Parts(const testing_support::Node& node, bool found = false) {
     WorldPartsOptions options = OptionsOf(node);
-    options.found = [found](const SaveBytes&) { return found; };
+    options.found = [found](const PreparedPart&) { return found; };
     return std::make_unique<WorldParts>(std::move(options));
   }
   WorldPartsOptions OptionsOf(const testing_support::Node& node) {
@@ -486,6 +487,81 @@ TEST_F(SpooledPartTest, WhatIsAStepAlreadyIsNotPreparedAgain) {
   EXPECT_EQ(Await(), (Settled{{5, ""}}));
   EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
+}
+
+// The daemon of rank 1 publishes right after this one looked; all records go before this one's
+// own is there.
+TEST_F(SpooledPartTest, WhatBecameAStepBeforeOurRecordWasThereIsDurable) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  LeaveInSpool();
+  Start(kNever);
+  const testing_support::Node node(disk);
+  auto other = std::make_unique<testing_support::Node>(disk);
+  WorldPartsOptions options = OptionsOf(node);
+  options.patience = std::chrono::milliseconds(0);
+  int looks = 0;
+  options.found = [&](const PreparedPart&) -> Result<bool> {
+    if (++looks > 1) return testing_support::IsStepThere(disk, "5", 5, 2);
+    const AttemptName name = testing_support::AttemptOf(1, 2);
+    EXPECT_TRUE(testing_support::Node(disk).Prepare(name, 5, {0}, 2));  // our earlier daemon
+    EXPECT_TRUE(other->Prepare(name, 5, {1}, 2));
+    EXPECT_EQ(other->commit->Look(name, true)->state, AttemptNews::State::kDurable);
+    other.reset();
+    for (int sweeps = 0; sweeps < 2; ++sweeps) {
+      PresenceWatch watch;
+      EXPECT_TRUE(SweepPrepared(*disk, "", watch, false));
+    }
+    EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
+    return false;
+  };
+  WorldParts parts(std::move(options));
+  parts.Hand(Part(spooler_->left().at(0)));
+  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
+}
+
+// Its earlier daemon's record is there and goes; this one's keeps what became of the save.
+TEST_F(SpooledPartTest, WhatBecomesAStepWhileWeWaitIsNotForgotten) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  const AttemptName name = testing_support::AttemptOf(1, 2);
+  ASSERT_TRUE(testing_support::Node(disk).Prepare(name, 5, {0}, 2));
+  LeaveInSpool();
+  Start(kNever);
+  const testing_support::Node node(disk), other(disk), third(disk);
+  WorldPartsOptions options = OptionsOf(node);
+  options.turn = kNever;
+  options.found = [](const PreparedPart&) { return false; };  // not yet
+  WorldParts parts(std::move(options));
+  parts.Hand(Part(spooler_->left().at(0)));
+  while (parts.Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(other.Prepare(name, 5, {1}, 2));
+  ASSERT_EQ(other.commit->Look(name, true)->state, AttemptNews::State::kDurable);
+  PresenceWatch watch;
+  ASSERT_TRUE(SweepPrepared(*disk, "", watch, false));
+  ASSERT_EQ(third.commit->Look(name, false)->state, AttemptNews::State::kDurable);
+  ASSERT_TRUE(other.commit->FinishOthers(WorldCommit::Clock::now(), kNever));
+  parts.See({"run", "job", 2, "", {{0, 100}}});  // another turn
+  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+}
+
+// A store that cannot say whether it has the step is asked again.
+TEST_F(SpooledPartTest, AStoreThatDoesNotSayWhetherItIsAStepIsAskedAgain) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  LeaveInSpool();
+  Start(kNever);
+  const testing_support::Node node(disk);
+  WorldPartsOptions options = OptionsOf(node);
+  int looks = 0;
+  options.found = [&](const PreparedPart&) -> Result<bool> {
+    if (++looks < 3) return Fail(ErrorCode::kIo, "the store is away");
+    return true;
+  };
+  WorldParts parts(std::move(options));
+  parts.Hand(Part(spooler_->left().at(0)));
+  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
 }
 
 TEST_F(SpooledPartTest, WhatOthersDroppedGoes) {

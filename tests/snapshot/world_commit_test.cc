@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/io/blob_directories.h"
 #include "core/io/file_storage.h"
 #include "core/records/record_text.h"
@@ -29,6 +31,7 @@ using testing_support::IsStepThere;
 using testing_support::LifeOfWorld;
 using testing_support::Node;
 using testing_support::RankFileOf;
+using testing_support::RecordsIn;
 
 const AttemptName kSave = AttemptOf(1, 4);
 
@@ -36,9 +39,11 @@ std::shared_ptr<MemoryRoot> Disk() { return std::make_shared<MemoryRoot>("disk")
 
 // Names below a folder but for those of daemons and their ranks.
 std::vector<std::string> Left(const Storage& storage) {
-  auto names = *ListFilesBelow(storage, kPreparedFolder);
-  std::erase_if(names, [](const std::string& name) {
-    return ParseCommitName(name)->kind == CommitName::Kind::kRanks;
+  auto names = RecordsIn(storage);
+  std::erase_if(names, [](const std::string& path) {
+    const auto name = ParseCommitName(path);
+    return name &&
+           (name->kind == CommitName::Kind::kRanks || name->kind == CommitName::Kind::kWorld);
   });
   return names;
 }
@@ -55,10 +60,40 @@ TEST(WorldCommitTest, AllRanksAreKnownOnceTheirDaemonsHaveSaidSo) {
   ASSERT_TRUE(world) << world.error().message;
   EXPECT_FALSE(world->life);
   world = b.Join({2, 3}, 4);
+  ASSERT_TRUE(world);
+  EXPECT_FALSE(world->life) << "the daemon with rank 0 has still to gather it";
+  world = a.Join({0, 1}, 4);
   ASSERT_TRUE(world && world->life);
   EXPECT_EQ(*world->life, LifeOfWorld(4));
   EXPECT_EQ(world->elsewhere.size(), 2u);
-  EXPECT_EQ(a.Join({0, 1}, 4)->life, world->life);
+  world = b.Join({2, 3}, 4);
+  ASSERT_TRUE(world && world->life);
+  EXPECT_EQ(*world->life, LifeOfWorld(4));
+  EXPECT_EQ(world->elsewhere.size(), 2u);
+}
+
+// What was gathered names other processes than ours: it is an earlier life's.
+TEST(WorldCommitTest, WhatWasGatheredOfAnotherLifeIsNotOurs) {
+  const auto disk = Disk();
+  const Node a(disk), b(disk);
+  ASSERT_TRUE(b.Join({1}, 2));
+  ASSERT_TRUE(a.Join({0}, 2)->life);
+  ASSERT_TRUE(b.Join({1}, 2)->life);
+  const Node next(disk);
+  const auto world = next.Join({1}, 2, 900);
+  ASSERT_TRUE(world);
+  EXPECT_FALSE(world->life);
+  EXPECT_TRUE(world->elsewhere.empty());
+}
+
+TEST(WorldCommitTest, WhoeverHasRank0ForgetsWhatWasGathered) {
+  const auto disk = Disk();
+  {
+    const Node a(disk);
+    ASSERT_TRUE(a.Join({0}, 1)->life);
+    EXPECT_EQ(RecordsIn(*disk).size(), 2u);
+  }
+  EXPECT_THAT(RecordsIn(*disk), testing::IsEmpty());
 }
 
 TEST(WorldCommitTest, TheStepIsThereOnceWithTheLastPart) {
@@ -82,6 +117,8 @@ TEST(WorldCommitTest, TheStepIsThereOnceWithTheLastPart) {
   EXPECT_FALSE(other->published);
   EXPECT_EQ(other->record->manifest, news->record->manifest);
   EXPECT_EQ(StepsIn(disk), 1u);
+  EXPECT_THAT(Left(*disk), testing::ElementsAre(DoneName(kSave), OutcomeName(kSave)));
+  ASSERT_TRUE(b.commit->FinishOthers(WorldCommit::Clock::now(), seconds(30)));
   EXPECT_THAT(Left(*disk), testing::IsEmpty());
 }
 
@@ -112,14 +149,12 @@ TEST(WorldCommitTest, AnotherPartOfARankIsRefused) {
   const Node a(disk), b(disk);
   ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
   EXPECT_TRUE(b.Prepare(kSave, 7, {0, 1}, 4)) << "the very same";
-  for (const auto& [step, ranks] :
-       std::vector<std::pair<uint64_t, std::vector<uint32_t>>>{{8, {0, 1}}, {7, {1, 2}}}) {
-    const auto other = b.Prepare(kSave, step, ranks, 4);
-    ASSERT_FALSE(other);
-    EXPECT_EQ(other.error().code, ErrorCode::kExists);
-  }
-  // Neither a name nor a file tells of this one: who would publish it does.
-  ASSERT_TRUE(b.Prepare(kSave, 8, {1, 2}, 4));
+  const auto other = b.Prepare(kSave, 7, {1, 2}, 4);
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code, ErrorCode::kExists);
+  // No file tells of this one: who would publish it does.
+  const Node c(disk);
+  ASSERT_TRUE(c.Prepare(kSave, 8, {1, 2}, 4));
   const auto news = a.commit->Look(kSave, true);
   ASSERT_FALSE(news);
   EXPECT_THAT(news.error().message, HasSubstr("its parts disagree"));
@@ -165,12 +200,21 @@ TEST(WorldCommitTest, ALifeOfAJobNeedsATextOfItsOwn) {
   const auto disk = Disk();
   const Node a(disk), b(disk), c(disk);
   ASSERT_TRUE(a.Join({0, 1}, 4));
-  const auto other_life = b.Join({1, 2}, 4, 900);
-  ASSERT_FALSE(other_life);
-  EXPECT_THAT(other_life.error().message, HasSubstr("rank 1 has another life on"));
-  const auto other_world = c.Join({2}, 3);
-  ASSERT_FALSE(other_world);
-  EXPECT_THAT(other_world.error().message, HasSubstr("3 ranks here, but 4"));
+  ASSERT_TRUE(b.Join({1, 2}, 4, 900));
+  for (const bool leader : {true, false}) {
+    const auto other_life = leader ? a.Join({0, 1}, 4) : b.Join({1, 2}, 4, 900);
+    ASSERT_FALSE(other_life);
+    EXPECT_EQ(other_life.error().code, ErrorCode::kExists);
+    EXPECT_THAT(other_life.error().message, HasSubstr("rank 1 has another life on"));
+  }
+  b.commit->Leave("run", "job");
+  ASSERT_TRUE(c.Join({2}, 3));
+  for (const bool leader : {true, false}) {
+    const auto other_world = leader ? a.Join({0, 1}, 4) : c.Join({2}, 3);
+    ASSERT_FALSE(other_world);
+    EXPECT_THAT(other_world.error().message, HasSubstr("the job has 4 ranks on"));
+    EXPECT_THAT(other_world.error().message, HasSubstr("but 3 on"));
+  }
 }
 
 TEST(WorldCommitTest, ADropCountsForAllOrComesTooLate) {
@@ -423,82 +467,112 @@ TEST(PresenceWatchTest, OnlyTheObserversOwnTimeCountsAndNoSleepDoes) {
   EXPECT_EQ(watch.Look("", node, std::nullopt, now), PresenceState::kGone);
 }
 
-// ---- records -------------------------------------------------------------------
+// ---- older builds --------------------------------------------------------------
 
-TEST(CommitRecordsTest, WhatWasWrittenIsRead) {
-  PreparedPart part{kSave, 7, 4, -5, {{1, 300'000, {DigestOf("a"), DigestOf("b")}}, {3, 0, {}}}};
-  const CommitName name = *ParseCommitName(PartName(part, DigestOf("node")));
-  const auto read = ParsePart(RenderPart(part), name);
-  ASSERT_TRUE(read) << read.error().message;
-  EXPECT_EQ(read->name, kSave);
-  EXPECT_EQ(read->ranks, part.ranks);
-  EXPECT_EQ(read->mtime_ns, -5);
-  EXPECT_EQ(name.node, DigestOf("node"));
-  const AttemptOutcome drop{kSave, 7, DigestOf("node"), std::nullopt, "no \n room"};
-  EXPECT_EQ(ParseOutcome(RenderOutcome(drop), name)->dropped, "no \n room");
-  const NodeRanks ranks{"run", "job", 4, "host", {{0, UINT64_MAX}, {3, 0}}};
-  EXPECT_EQ(*ParseNodeRanks(RenderNodeRanks(ranks),
-                            *ParseCommitName(NodeRanksName("run", "job", DigestOf("node")))),
-            ranks);
-}
-
-TEST(CommitRecordsTest, WhatMakesNoSenseIsRefused) {
-  PreparedPart part{kSave, 7, 4, 0, {{1, 300'000, {DigestOf("a"), DigestOf("b")}}}};
-  const CommitName name = *ParseCommitName(PartName(part, DigestOf("node")));
-  const nlohmann::json good = *UnsealRecord(RenderPart(part));
-  ASSERT_TRUE(ParsePart(SealRecord(good), name));
-  const std::vector<std::pair<std::string, nlohmann::json>> changes = {
-      {"run", "other"},
-      {"run", "a%2Fb"},
-      {"job", "other"},
-      {"attempt", 2},
-      {"world", 0},
-      {"world", 1},
-      {"world", 1u << 21},
-      {"life", DigestOf("x").Hex()},
-      {"life", "00"},
-      {"step", -1},
-      {"step", "7"},
-      {"mtime_ns", 0.5},
-      {"ranks", nlohmann::json::array()},
-      {"ranks", 3},
-      {"version", 2}};
-  for (const auto& [key, value] : changes) {
-    nlohmann::json object = good;
-    object[key] = value;
-    EXPECT_FALSE(ParsePart(SealRecord(object), name)) << key << " " << value;
-  }
-  nlohmann::json rank = good["ranks"][0];
-  for (const auto& [key, value] : std::vector<std::pair<std::string, nlohmann::json>>{
-           {"rank", 4}, {"bytes", 1}, {"bytes", UINT64_MAX}, {"chunks", "zz"}, {"chunks", 1}}) {
-    nlohmann::json object = good;
-    object["ranks"][0][key] = value;
-    EXPECT_FALSE(ParsePart(SealRecord(object), name)) << key << " " << value;
-  }
-  nlohmann::json twice = good;
-  twice["ranks"].push_back(rank);
-  EXPECT_FALSE(ParsePart(SealRecord(twice), name));
-  std::string flipped = RenderPart(part);
-  flipped[20] ^= 1;
-  EXPECT_FALSE(ParsePart(flipped, name));
-}
-
-TEST(CommitRecordsTest, OnlyNamesOfOursAreNames) {
-  const std::string job = DigestOf("j").Hex(), node = DigestOf("n").Hex();
-  EXPECT_TRUE(ParseCommitName("prepared/" + job + "-1-" + node + ".0"));
-  for (const std::string& name :
-       {job + "-1-" + node, job + "-01-" + node + ".0", job + "-1-" + node + ".x", job + "-1-",
-        "-1-" + node + ".0", job + "-ranks-" + node + ".0", job + "-ranks-outcome", job,
-        job + "-99999999999999999999-done", std::string("a-1-done")}) {
-    EXPECT_FALSE(ParseCommitName("prepared/" + name)) << name;
+// Gives all records the names that an older build would have given them.
+void Flatten(Storage& storage) {
+  for (const std::string& path : RecordsIn(storage)) {
+    const CommitName name = *ParseCommitName(path);
+    if (name.kind == CommitName::Kind::kWorld) continue;
+    std::string flat = path.substr(std::string_view("prepared/").size());
+    std::ranges::replace(flat, '/', '-');
+    if (const size_t at = flat.find("part-"); at != std::string::npos) flat.erase(at, 5);
+    ASSERT_TRUE(PublishText(storage, "prepared/" + flat, *ReadWhole(storage, path, 1 << 20)));
+    ASSERT_TRUE(storage.Remove(path));
   }
 }
 
-TEST(CommitRecordsTest, RanksAreNamedInRanges) {
-  EXPECT_EQ(RanksText({2}), "2");
-  EXPECT_EQ(RanksText({2, 3}), "2-3");
-  EXPECT_EQ(RanksText({0, 2, 3, 4, 9}), "0, 2-4, 9");
-  EXPECT_EQ(RanksText({0, 2, 4, 6, 8, 10, 12, 14, 16, 17}), "0, 2, 4, 6, 8, 10, 12, 14 and 2 more");
+// What two daemons that are gone left of a save: prepared, or decided and not published by a build
+// that put no manifest into the store before.
+std::shared_ptr<MemoryRoot> LeftBehind(bool decided, std::optional<Digest>& manifest) {
+  for (uint64_t at = 1;; ++at) {
+    const auto disk = Disk();
+    {
+      const auto faulty = std::make_shared<FaultyStorage>(disk);
+      const Node a(faulty), b(disk);
+      EXPECT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4) && b.Prepare(kSave, 7, {2, 3}, 4));
+      if (decided) {
+        faulty->StopAt(at, true);
+        EXPECT_FALSE(a.commit->Look(kSave, true));
+      }
+    }
+    const auto said = ListFilesBelow(*disk, kNodesFolder);
+    for (const std::string& path : *said) EXPECT_TRUE(disk->Remove(path));
+    const auto text = ReadWhole(*disk, OutcomeName(kSave), 1 << 20);
+    if (decided && !text) continue;
+    if (decided) {
+      manifest = ParseOutcome(*text, *ParseCommitName(OutcomeName(kSave)))->manifest;
+      EXPECT_TRUE(disk->Remove(ManifestName(*manifest)));
+    }
+    return disk;
+  }
+}
+
+TEST(OlderBuildTest, WhatTheyLeftWholeBecomesAStep) {
+  for (const bool decided : {false, true}) {
+    std::optional<Digest> manifest;
+    const auto disk = LeftBehind(decided, manifest);
+    Flatten(*disk);
+    const Node c(disk);
+    const auto now = WorldCommit::Clock::now();
+    ASSERT_TRUE(c.commit->FinishOthers(now, seconds(30)));
+    ASSERT_TRUE(c.commit->FinishOthers(now + seconds(31), seconds(30)));
+    EXPECT_TRUE(IsStepThere(disk, "7", 7, 4));
+    if (manifest) {
+      EXPECT_EQ(c.store->Resolve("run", "7")->manifest, *manifest);
+    }
+    for (const std::string& path : RecordsIn(*disk)) EXPECT_TRUE(ParseCommitName(path)) << path;
+  }
+}
+
+TEST_F(SweepTest, WhatAnOlderBuildHasPreparedStays) {
+  const Node observer = Start();
+  {
+    const Node old = Start();
+    ASSERT_TRUE(old.Prepare(kSave, 7, {0, 1}, 4));
+  }
+  Flatten(*Storage_());
+  EXPECT_EQ(Collect(observer).directories, 0u);
+  EXPECT_EQ(Directories(), 1u);
+}
+
+// As recorded from a build before one folder per attempt.
+TEST_F(SweepTest, ADaemonOfAnOlderBuildIsRefusedByName) {
+  const Node leader = Start();
+  const NodeRanks theirs{"run", "job", 2, "far", {{1, 101}}};
+  const Digest node = RandomDigest();
+  SayFromElsewhere(node, 1, {});
+  ASSERT_TRUE(PublishText(*Storage_(),
+                          StrCat("prepared/", DigestOf("run\njob").Hex(), "-ranks-", node.Hex()),
+                          RenderNodeRanks(theirs)));
+  const auto world = leader.Join({0}, 2);
+  ASSERT_FALSE(world);
+  EXPECT_EQ(world.error().code, ErrorCode::kExists);
+  EXPECT_THAT(world.error().message, HasSubstr("the ckptfs on far is of an older build"));
+}
+
+// Such a build takes the marks for a part that it cannot read, of an attempt with an outcome: it
+// reclaims nothing.  Without the outcome it would remove the part.
+TEST_F(SweepTest, OlderBuildsReclaimNothingWhereThisOneWorked) {
+  const Node node = Start();
+  ASSERT_TRUE(node.Join({0}, 1));
+  const auto [part, outcome] = LayoutMarks();
+  const auto name = ParseFlatName(part), of = ParseFlatName(outcome);
+  ASSERT_TRUE(name && of);
+  EXPECT_EQ(name->kind, CommitName::Kind::kPart);
+  EXPECT_EQ(of->kind, CommitName::Kind::kOutcome);
+  EXPECT_EQ(std::pair(name->job, name->attempt), std::pair(of->job, of->attempt));
+  for (const std::string& path : {part, outcome}) {
+    const auto text = ReadWhole(*Storage_(), path, 1 << 20);
+    ASSERT_TRUE(text) << path;
+    const auto old_part = ParsePart(*text, *name);
+    const auto old_outcome = ParseOutcome(*text, *of);
+    ASSERT_FALSE(old_part || old_outcome);
+    EXPECT_EQ(old_part.error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(old_outcome.error().code, ErrorCode::kUnsupported);
+  }
+  EXPECT_THAT(Collect(node).notes, testing::IsEmpty());
+  EXPECT_TRUE(ReadWhole(*Storage_(), part, 1 << 20)) << "nobody removes them";
 }
 
 }  // namespace
