@@ -29,7 +29,7 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   std::vector<std::unique_ptr<ViewFormat>> formats;
   formats.push_back(std::make_unique<RankFormat>());
   formats.push_back(std::make_unique<deepspeed::UniversalFormat>());
-  formats.push_back(std::make_unique<HuggingFaceFormat>(nullptr, std::move(models)));
+  formats.push_back(std::make_unique<HuggingFaceFormat>(std::move(models)));
   for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
     formats.push_back(std::make_unique<ResumeFormat>(tool));
   }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/base/strings.h"
+#include "core/model/family.h"
 
 namespace ckptfs {
 namespace {
@@ -28,7 +29,6 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
   const bool tied = IsTied(step);
   const uint32_t layers = step.LayerCount();
   ShownNames names;
-  names.renamed = true;
   std::unordered_map<std::string, size_t> taken;
   for (size_t i = 0; i < step.parameters.size(); ++i) {
     if (!IsOfModel(step.parameters[i])) {
@@ -60,16 +60,7 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
 
 }  // namespace
 
-uint64_t ShownNames::MemoryBytes() const {
-  uint64_t bytes = 0;
-  for (const auto* names : {&parameters, &aliases}) {
-    for (const std::string& name : *names) bytes += sizeof(std::string) + name.capacity();
-  }
-  return bytes;
-}
-
-Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
-                            const FamilySet* families) {
+Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout) {
   if (layout.naming == Naming::kAsSource || layout.naming == step.layout.naming) {
     return Canonical(step);
   }
@@ -81,12 +72,7 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
                              "adopted with none")}
                     .Needing("adopt with --family NAME or FILE"));
   }
-  if (!step.family_rules.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const Family own, Family::Parse(step.family_rules, step.family));
-    return Rename(step, layout.naming, own);
-  }
-  const Family* family = families == nullptr ? nullptr : families->Find(step.family);
-  if (family == nullptr) {
+  if (step.family_rules.empty()) {
     return Fail(
         Error{ErrorCode::kUnsupported, StrCat("naming '", token,
                                               "': the step was adopted before the rules of its "
@@ -94,7 +80,8 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
                                               step.family, "' were kept with it")}
             .Needing("adopt it again"));
   }
-  return Rename(step, layout.naming, *family);
+  CKPT_ASSIGN_OR_RETURN(const Family family, Family::Parse(step.family_rules, step.family));
+  return Rename(step, layout.naming, family);
 }
 
 }  // namespace ckptfs

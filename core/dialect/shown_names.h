@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/model/family.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
 
@@ -24,15 +23,10 @@ struct ShownNames {
   // By position in StepModel::aliases; empty: the alias has no name of its own
   // there (a tied layer of a pipeline has one name only).
   std::vector<std::string> aliases;
-  bool renamed = false;  // some name differs from the canonical one
-
-  uint64_t MemoryBytes() const;
 };
 
 // kUnsupported names the parameter no rename rule covers, or the two that would
-// get one name.  `families` (may be null) are asked for the family of a step that
-// does not hold its rules.
-Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
-                            const FamilySet* families = nullptr);
+// get one name.
+Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout);
 
 }  // namespace ckptfs

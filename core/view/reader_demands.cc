@@ -23,10 +23,6 @@ constexpr std::array<std::string_view, 11> kBeginAsZeros = {
     "exp_avg",  "exp_avg_sq", "max_exp_avg_sq",  "exp_inf", "square_avg", "acc_delta", "grad_avg",
     "variance", "ax",         "momentum_buffer", "prev"};
 
-bool IsState(const Atom& atom) {
-  return atom.kind != "weight" && atom.kind != "master" && atom.kind != "grad";
-}
-
 bool Contains(std::span<const std::string_view> kinds, std::string_view kind) {
   return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
 }
@@ -62,20 +58,20 @@ std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
 
 class Check {
  public:
-  Check(const StepModel& step, const ReaderDemands& reader, const Layout& layout)
-      : step_(step), reader_(reader), layout_(layout), grouped_(GroupStates(step)) {}
+  Check(const ShownState& shown, const ReaderDemands& reader, const Layout& layout)
+      : shown_(shown), step_(shown.step()), reader_(reader), layout_(layout) {}
 
   Status Run() const {
     CKPT_RETURN_IF_ERROR(CheckForms());
     CKPT_RETURN_IF_ERROR(CheckOptimizers());
-    for (size_t g = 0; g < grouped_.members.size(); ++g) {
-      if (grouped_.members[g].empty()) continue;  // its members are frozen or not recorded
+    for (size_t g = 0; g < shown_.groups().size(); ++g) {
+      if (MembersOf(g).empty()) continue;  // its members are frozen or not recorded
       CKPT_RETURN_IF_ERROR(CheckAsked(g));
       CKPT_RETURN_IF_ERROR(CheckFilled(g));
       CKPT_RETURN_IF_ERROR(CheckWhole(g));
       CKPT_RETURN_IF_ERROR(CheckSlices(g));
       if (reader_.counts != ReaderDemands::Counts::kPerGroup) continue;
-      if (Status one = CheckOneStep(step_, grouped_.members[g]); !one) {
+      if (Status one = CheckOneStep(step_, MembersOf(g)); !one) {
         return Fail(std::move(one).error().WithContext(
             StrCat("group ", g, ", whose steps an engine counts once")));
       }
@@ -89,7 +85,7 @@ class Check {
   }
 
  private:
-  tl::unexpected<Error> Refuse(const std::string& kind, const std::vector<ParameterIndex>& of,
+  tl::unexpected<Error> Refuse(std::string_view kind, const std::vector<ParameterIndex>& of,
                                const std::string& why) const {
     const std::string& first = step_.parameter(of.front()).name;
     const std::string more = of.size() > 1 ? StrCat(" and ", of.size() - 1, " more") : "";
@@ -101,8 +97,9 @@ class Check {
 
   Status CheckForms() const {
     std::map<std::pair<std::string, std::string>, std::vector<ParameterIndex>> lost;
-    for (const Atom& atom : step_.atoms) {
-      if (!IsState(atom) || Contains(reader_.made_anew, atom.kind)) continue;
+    for (const AtomIndex index : shown_.states()) {
+      const Atom& atom = step_.atom(index);
+      if (Contains(reader_.made_anew, atom.kind)) continue;
       std::string why = WhyNotTaken(atom, reader_);
       if (!why.empty()) lost[{atom.kind, std::move(why)}].push_back(atom.parameter);
     }
@@ -116,8 +113,9 @@ class Check {
   Status CheckOptimizers() const {
     if (reader_.optimizers) return {};
     std::set<std::pair<ParameterIndex, std::string_view>> seen;
-    for (const Atom& atom : step_.atoms) {
-      if (!IsState(atom) || seen.emplace(atom.parameter, atom.kind).second) continue;
+    for (const AtomIndex index : shown_.states()) {
+      const Atom& atom = step_.atom(index);
+      if (seen.emplace(atom.parameter, atom.kind).second) continue;
       return Refuse(atom.kind, {atom.parameter},
                     StrCat("two optimizers have this state, but ", reader_.reader,
                            " has one "
@@ -126,15 +124,15 @@ class Check {
     return {};
   }
 
-  bool Has(ParameterIndex parameter, std::string_view kind) const {
-    return step_.FindAtom(parameter, kind).has_value();
+  const std::vector<ParameterIndex>& MembersOf(size_t group) const {
+    return shown_.groups()[group].members;
   }
+  const StatesByKind& KindsOf(size_t group) const { return shown_.groups()[group].kinds; }
 
   Status CheckAsked(size_t group) const {
-    const std::vector<std::string>& kinds = grouped_.kinds[group];
     for (const std::string_view kind : reader_.asks) {
-      if (std::binary_search(kinds.begin(), kinds.end(), kind)) continue;
-      return Refuse(std::string(kind), grouped_.members[group],
+      if (KindsOf(group).contains(kind)) continue;
+      return Refuse(kind, MembersOf(group),
                     StrCat(reader_.reader, " asks for ", Quoted(reader_.asks),
                            " of every "
                            "parameter, but ",
@@ -146,11 +144,11 @@ class Check {
   // A reader that keeps one vector per group has it for all members.
   Status CheckFilled(size_t group) const {
     if (!reader_.flat) return {};
-    for (const std::string& kind : grouped_.kinds[group]) {
+    for (const auto& [kind, first] : KindsOf(group)) {
       if (kind == "step" || BeginsAsZeros(kind) || Contains(reader_.made_anew, kind)) continue;
       std::vector<ParameterIndex> lacking;
-      for (const ParameterIndex p : grouped_.members[group]) {
-        if (!Has(p, kind)) lacking.push_back(p);
+      for (const ParameterIndex p : MembersOf(group)) {
+        if (!step_.FindAtom(p, kind)) lacking.push_back(p);
       }
       if (lacking.empty()) continue;
       return Refuse(kind, lacking,
@@ -164,15 +162,14 @@ class Check {
 
   Status CheckWhole(size_t group) const {
     if (layout_.dp == 1 || group >= step_.groups.size()) return {};
-    const std::vector<std::string>& kinds = grouped_.kinds[group];
     const std::string& hyper_parameters = step_.groups[group].hyper_parameters;
     for (const WholeState& whole : reader_.whole) {
-      if (!std::binary_search(kinds.begin(), kinds.end(), whole.kind)) continue;
+      if (!KindsOf(group).contains(whole.kind)) continue;
       const bool named = std::any_of(
           whole.words.begin(), whole.words.end(),
           [&](std::string_view word) { return hyper_parameters.find(word) != std::string::npos; });
       if (!named) continue;
-      return Refuse(std::string(whole.kind), grouped_.members[group],
+      return Refuse(whole.kind, MembersOf(group),
                     StrCat("its optimizer keeps it for whole parameters, but "
                            "at dp",
                            layout_.dp, " ", reader_.reader,
@@ -187,7 +184,7 @@ class Check {
     Layout cut;
     cut.tp = layout_.tp;
     uint64_t elements = 0;
-    for (const ParameterIndex p : grouped_.members[group]) {
+    for (const ParameterIndex p : MembersOf(group)) {
       const Parameter& parameter = step_.parameter(p);
       if (parameter.expert || parameter.stacked_experts > 0) return std::nullopt;
       const auto local = LocalOf(step_, cut, RankCoordinate{}, parameter);
@@ -208,64 +205,27 @@ class Check {
     Error error{
         ErrorCode::kUnsupported,
         StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
-               step_.parameter(grouped_.members[group].front()).name, "', ...): at dp", layout_.dp,
+               step_.parameter(MembersOf(group).front()).name, "', ...): at dp", layout_.dp,
                " some ranks do not get one, "
                "and ",
                reader_.reader, " fails on such a rank")};
     return Fail(std::move(error).Needing("ask for a smaller dp"));
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
   const ReaderDemands& reader_;
   const Layout& layout_;
-  const GroupedStates grouped_;
 };
 
 }  // namespace
 
 bool BeginsAsZeros(std::string_view kind) { return Contains(kBeginAsZeros, kind); }
 
-bool HasStates(const StepModel& step) {
-  return std::any_of(step.atoms.begin(), step.atoms.end(), IsState);
-}
-
-GroupedStates GroupStates(const StepModel& step) {
-  std::vector<std::set<std::string>> of(step.parameters.size());
-  for (const Atom& atom : step.atoms) {
-    if (IsState(atom)) of[static_cast<uint32_t>(atom.parameter)].insert(atom.kind);
-  }
-  GroupedStates out;
-  std::vector<bool> grouped(step.parameters.size(), false);
-  const auto add = [&](std::vector<ParameterIndex> members) {
-    std::set<std::string> kinds;
-    for (const ParameterIndex p : members) {
-      const auto& mine = of[static_cast<uint32_t>(p)];
-      kinds.insert(mine.begin(), mine.end());
-    }
-    out.members.push_back(std::move(members));
-    out.kinds.emplace_back(kinds.begin(), kinds.end());
-  };
-  for (const Group& group : step.groups) {
-    std::vector<ParameterIndex> members;
-    for (const ParameterIndex p : group.parameters) {
-      grouped[static_cast<uint32_t>(p)] = true;
-      if (step.parameter(p).role == Role::kTrainable) members.push_back(p);
-    }
-    add(std::move(members));
-  }
-  std::vector<ParameterIndex> rest;
-  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
-    const bool trainable = step.parameters[i].role == Role::kTrainable && !grouped[i];
-    if (trainable && (step.groups.empty() || !of[i].empty())) rest.push_back(ParameterIndex{i});
-  }
-  if (!rest.empty()) add(std::move(rest));
-  return out;
-}
-
-Status CheckDemands(const StepModel& step, const ReaderDemands& reader, const Layout& layout) {
-  const bool asks = !reader.asks.empty() && !step.groups.empty();
-  if (!HasStates(step) && !asks) return {};
-  return Check(step, reader, layout).Run();
+Status CheckDemands(const ShownState& shown, const ReaderDemands& reader, const Layout& layout) {
+  const bool asks = !reader.asks.empty() && !shown.step().groups.empty();
+  if (shown.states().empty() && !asks) return {};
+  return Check(shown, reader, layout).Run();
 }
 
 }  // namespace ckptfs

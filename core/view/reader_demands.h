@@ -12,13 +12,10 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/base/result.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 
 namespace ckptfs {
 
@@ -56,20 +53,9 @@ struct ReaderDemands {
 // gradient may be given them.  Adagrad's sum and Rprop's step sizes begin elsewhere.
 bool BeginsAsZeros(std::string_view kind);
 
-// True if the step has any state of an optimizer, masters apart.
-bool HasStates(const StepModel& step);
-
-// The members of each group with the kinds of their states: kinds[i] are those that any member of
-// group i has, sorted.  Trainable parameters that are in no group, but have states, are the last
-// group; all of them are, where the step has no groups.
-struct GroupedStates {
-  std::vector<std::vector<ParameterIndex>> members;
-  std::vector<std::vector<std::string>> kinds;
-};
-GroupedStates GroupStates(const StepModel& step);
-
 // kUnsupported names the state, the first parameter that has or lacks it, and the remedy.
 // Success where the step has no states and the reader asks for none, or where it has no optimizer.
-Status CheckDemands(const StepModel& step, const ReaderDemands& reader, const Layout& layout);
+// `layout`: that of the ranks which read; it need not be the one that is shown.
+Status CheckDemands(const ShownState& shown, const ReaderDemands& reader, const Layout& layout);
 
 }  // namespace ckptfs

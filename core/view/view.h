@@ -2,8 +2,7 @@
 //
 // View is one step in one layout, as one framework's files: names and sizes
 // without rendering anything, plans on demand.  It is opened by a ViewFormat
-// (view_format.h), holds what was derived from step and layout, and keeps the
-// step alive.
+// (view_format.h) and keeps the ShownState that it spells.
 //
 // Paths are relative to view/<layout>/, '/'-separated, and begin with what the
 // format owns there ("rank0/model.pt" or "deepspeed/latest").
@@ -47,7 +46,17 @@ struct ViewEntry {
   uint64_t size = 0;                   // exact; of a symlink: the length of its target
   std::string target;                  // kSymlink
   Reading reading = Reading::kRandom;  // kFile
+
+  static ViewEntry Folder(std::string_view name) {
+    return {std::string(name), Type::kDirectory, 0, "", Reading::kRandom};
+  }
+  static ViewEntry File(std::string_view name, uint64_t size, Reading reading) {
+    return {std::string(name), Type::kFile, size, "", reading};
+  }
 };
+
+// kNotFound: a view does not have the path.
+tl::unexpected<Error> NotInView(std::string_view path);
 
 class View {
  public:
@@ -67,7 +76,7 @@ class View {
   // them: a line each, in the view's own words.
   virtual std::vector<std::string> LeftOut() const { return {}; }
 
-  // Heap bytes of what was derived, the step itself apart, once everything was
+  // Heap bytes of what was derived, the ShownState apart, once everything was
   // asked for: what bounds a cache of views.
   virtual uint64_t MemoryBytes() const = 0;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ViewFormat is the seam for what a layout looks like in one framework's
-// files: it opens the view of a step, or says why there is none.
+// files: it opens the view of what a layout shows of a step, or says why there is none.
 //
 // Thread safety: stateless or internally synchronised; all methods may be
 // called concurrently.
@@ -13,8 +13,7 @@
 #include <string_view>
 
 #include "core/base/result.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "core/view/view.h"
 
 namespace ckptfs {
@@ -27,8 +26,8 @@ class ViewFormat {
 
   // The error is the reason why this step cannot be shown so and what would
   // settle it (a flag, a family line, another layout).
-  virtual Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                                   const Layout& layout) const = 0;
+  virtual Result<std::shared_ptr<const View>> Open(
+      std::shared_ptr<const ShownState> shown) const = 0;
 };
 
 }  // namespace ckptfs

@@ -11,10 +11,6 @@
 namespace ckptfs {
 namespace {
 
-Error NoSuch(std::string_view path) {
-  return Error{ErrorCode::kNotFound, StrCat("no '", path, "' in the view")};
-}
-
 uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const View>> views) {
   uint64_t bytes = sizeof(ViewSet) + sizeof(LayoutOffer) + offer.name.size();
   for (const LayoutOffer::Answer& answer : offer.answers) {
@@ -27,6 +23,10 @@ uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const
 }
 
 }  // namespace
+
+tl::unexpected<Error> NotInView(std::string_view path) {
+  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in the view"));
+}
 
 Reading GuessReading(std::string_view file_name) {
   for (const std::string_view suffix : {".pt", ".pth", ".bin", ".ckpt"}) {
@@ -81,12 +81,12 @@ Error LayoutOffer::Refusal() const {
   return error;
 }
 
-ViewSet::ViewSet(std::shared_ptr<const StepModel> step, std::shared_ptr<const LayoutOffer> offer,
+ViewSet::ViewSet(std::shared_ptr<const ShownState> shown, std::shared_ptr<const LayoutOffer> offer,
                  std::vector<std::shared_ptr<const View>> views)
-    : step_(std::move(step)),
+    : shown_(std::move(shown)),
       offer_(std::move(offer)),
       views_(std::move(views)),
-      memory_bytes_(BytesOf(*offer_, views_)) {}
+      memory_bytes_(shown_->MemoryBytes() + BytesOf(*offer_, views_)) {}
 
 std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> step,
                                              const Layout& layout,
@@ -94,9 +94,10 @@ std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> st
   LayoutOffer offer;
   offer.layout = layout;
   offer.name = layout.ToString();
+  const auto shown = ShownState::Of(std::move(step), layout);
   std::vector<std::shared_ptr<const View>> views;
   for (const auto& format : formats) {
-    auto view = format->Open(step, layout);
+    auto view = format->Open(shown);
     offer.answers.push_back({std::string(format->name()), std::nullopt, {}});
     if (view) {
       offer.answers.back().left_out = (*view)->LeftOut();
@@ -105,8 +106,8 @@ std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> st
       offer.answers.back().refusal = std::move(view).error();
     }
   }
-  return std::shared_ptr<const ViewSet>(new ViewSet(
-      std::move(step), std::make_shared<const LayoutOffer>(std::move(offer)), std::move(views)));
+  return std::shared_ptr<const ViewSet>(
+      new ViewSet(shown, std::make_shared<const LayoutOffer>(std::move(offer)), std::move(views)));
 }
 
 Result<const View*> ViewSet::OwnerOf(std::string_view path) const {
@@ -116,7 +117,7 @@ Result<const View*> ViewSet::OwnerOf(std::string_view path) const {
     if (entry && entry->name == top) return view.get();
     if (!entry && entry.error().code != ErrorCode::kNotFound) return Fail(entry.error());
   }
-  return Fail(NoSuch(path));
+  return NotInView(path);
 }
 
 Result<std::vector<ViewEntry>> ViewSet::ListTop() const {
@@ -145,7 +146,7 @@ Result<ViewEntry> ViewSet::Find(std::string_view path) const {
   CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(path));
   CKPT_ASSIGN_OR_RETURN(ViewEntry entry, owner->Find(path));
   // The name in its one spelling.
-  if (path.substr(path.rfind('/') + 1) != entry.name) return Fail(NoSuch(path));
+  if (path.substr(path.rfind('/') + 1) != entry.name) return NotInView(path);
   return entry;
 }
 
@@ -227,7 +228,7 @@ Error ViewSet::WhyAbsent(std::string_view path) const {
 Result<Plan> ViewSet::MakePlan(std::string_view file) const {
   CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(file));
   CKPT_ASSIGN_OR_RETURN(Plan plan, owner->MakePlan(file));
-  CKPT_RETURN_IF_ERROR(plan.Validate(*step_));
+  CKPT_RETURN_IF_ERROR(plan.Validate(step()));
   return plan;
 }
 

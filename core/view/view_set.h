@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ViewSet is all that a step offers in one layout: the opened views of every
+// ViewSet is all that a step offers in one layout: its ShownState, the opened views of every
 // format, the reasons of those that cannot show it, and whose a name is.
 // Callers that show, export or explain a view ask it; nothing else goes through
 // the formats.
@@ -59,7 +59,8 @@ class ViewSet {
                                              const Layout& layout,
                                              std::span<const std::unique_ptr<ViewFormat>> formats);
 
-  const StepModel& step() const { return *step_; }
+  const ShownState& shown() const { return *shown_; }
+  const StepModel& step() const { return shown_->step(); }
   const LayoutOffer& offer() const { return *offer_; }
   std::shared_ptr<const LayoutOffer> shared_offer() const { return offer_; }
 
@@ -77,13 +78,13 @@ class ViewSet {
   uint64_t MemoryBytes() const { return memory_bytes_; }
 
  private:
-  ViewSet(std::shared_ptr<const StepModel> step, std::shared_ptr<const LayoutOffer> offer,
+  ViewSet(std::shared_ptr<const ShownState> shown, std::shared_ptr<const LayoutOffer> offer,
           std::vector<std::shared_ptr<const View>> views);
   Result<const View*> OwnerOf(std::string_view path) const;
   Result<std::vector<ViewEntry>> ListTop() const;
   std::pair<std::vector<std::string>, std::string> NamesBeside(std::string_view path) const;
 
-  const std::shared_ptr<const StepModel> step_;
+  const std::shared_ptr<const ShownState> shown_;
   const std::shared_ptr<const LayoutOffer> offer_;
   const std::vector<std::shared_ptr<const View>> views_;  // of those that show it, in order
   const uint64_t memory_bytes_;

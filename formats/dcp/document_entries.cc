@@ -2,9 +2,6 @@
 
 #include "formats/dcp/document_entries.h"
 
-#include <algorithm>
-#include <functional>
-#include <set>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -17,26 +14,6 @@ using Kind = PickleNode::Kind;
 
 // Nested deeper than this is one value.
 constexpr size_t kDeepest = 64;
-
-// True if the condition holds for any node below, itself included.
-bool Any(PickleRef value, const std::function<bool(const PickleNode&)>& condition) {
-  std::vector<NodeId> work = {value.id()};
-  std::set<NodeId> seen;
-  while (!work.empty()) {
-    const NodeId id = work.back();
-    work.pop_back();
-    if (!seen.insert(id).second) continue;
-    const PickleNode& node = value.tree().nodes[id];
-    if (condition(node)) return true;
-    ForEachEdge(node, value.tree().ExtraOf(node), [&](NodeId child) { work.push_back(child); });
-  }
-  return false;
-}
-
-bool IsOfClass(const PickleNode& node) {
-  return node.kind == Kind::kGlobal || node.kind == Kind::kReduce || node.kind == Kind::kObject ||
-         node.kind == Kind::kPersistent;
-}
 
 // A list whose items are entries of their own.
 bool IsTraversed(PickleRef list, size_t depth) {
@@ -79,7 +56,7 @@ class Flattener {
 
  private:
   Status AddLeaf(const std::vector<PathStep>& path, PickleRef value) {
-    if (!trusted_ && Any(value, IsOfClass)) return {};
+    if (!trusted_ && AnyNode(value, IsOfClass)) return {};
     Entry entry;
     entry.key = KeyOf(path);
     entry.path = path;
@@ -91,7 +68,8 @@ class Flattener {
       entries_.push_back(std::move(entry));
       return {};
     }
-    const bool tensors = Any(value, [](const PickleNode& n) { return n.kind == Kind::kTensor; });
+    const bool tensors =
+        AnyNode(value, [](const PickleNode& n) { return n.kind == Kind::kTensor; });
     if (!tensors) {
       PickleBuilder builder;
       const NodeId copy = builder.Copy(value);
@@ -125,10 +103,6 @@ class Flattener {
 };
 
 }  // namespace
-
-bool IsPlain(PickleRef value) {
-  return !Any(value, [](const PickleNode& n) { return IsOfClass(n) || n.kind == Kind::kTensor; });
-}
 
 Status AppendDocument(const Document& document, std::vector<PathStep> path, bool trusted,
                       ObjectArchives& objects, std::vector<Entry>& entries) {

@@ -18,10 +18,6 @@
 
 namespace ckptfs::dcp {
 
-// Loading it runs no code of the checkpoint's: numbers, texts, bytes and containers
-// of them.
-bool IsPlain(PickleRef value);
-
 // Appends the entries of one document below `path`.  Values of classes are left out
 // where they are not `trusted`, that is where torch would not have loaded them from
 // the source as objects anyway.

@@ -14,16 +14,14 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_weight.h"
 #include "core/model/step_counts.h"
 #include "core/tensor/cast.h"
 #include "formats/dcp/document_entries.h"
-#include "formats/dcp/implied_values.h"
 #include "formats/dcp/object_archives.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/optimizer/hyper_parameters.h"
 #include "formats/tools/tool_files.h"
-#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/torch_file.h"
 
@@ -71,21 +69,20 @@ std::optional<std::string> OneElement(PickleRef value, DType dtype) {
   return out;
 }
 
-// A group, and where its hyper-parameters stand.
-struct ShownGroup {
-  const Group* group;
-  const std::string* optimizer;  // the key
+// A group of an optimizer, and where its hyper-parameters stand.
+struct PlacedGroup {
+  const ShownGroup& shown;
+  const Group& recorded;
+  const std::string& optimizer;  // the key
   uint32_t number;               // in that optimizer
 };
 
 class Collector {
  public:
-  Collector(const StepModel& step, const Layout& layout, const ShownNames& names,
-            const KeyShape& keys)
-      : step_(step), layout_(layout), names_(names), keys_(keys) {}
+  Collector(const ShownState& shown, const KeyShape& keys)
+      : shown_(shown), step_(shown.step()), keys_(keys) {}
 
   Result<std::vector<Entry>> Collect() && {
-    states_.resize(step_.parameters.size());
     CKPT_RETURN_IF_ERROR(AddModel());
     CKPT_RETURN_IF_ERROR(AddStates());
     CKPT_RETURN_IF_ERROR(AddOtherStates());
@@ -96,14 +93,11 @@ class Collector {
   }
 
  private:
-  const std::string& Name(ParameterIndex index) const {
-    return names_.parameters[static_cast<uint32_t>(index)];
-  }
-
   // As an optimizer's keys have it.
   const std::string& StateName(ParameterIndex index) const {
-    const auto found = keys_.state_names.find(Name(index));
-    return found == keys_.state_names.end() ? Name(index) : found->second;
+    const std::string& name = shown_.NameOf(index);
+    const auto found = keys_.state_names.find(name);
+    return found == keys_.state_names.end() ? name : found->second;
   }
 
   // Appends an entry; its key follows from the path.
@@ -137,7 +131,8 @@ class Collector {
   }
 
   std::optional<uint32_t> TensorParallelDim(const Parameter& parameter, const Shape& shape) const {
-    if (layout_.tp == 1 || parameter.expert || parameter.stacked_experts > 0) return std::nullopt;
+    if (shown_.layout().tp == 1 || parameter.expert || parameter.stacked_experts > 0)
+      return std::nullopt;
     if (!IsOneCut(parameter.pattern)) return std::nullopt;
     const uint32_t dim = parameter.pattern.cuts[0].dim;
     return dim < shape.size() ? std::optional(dim) : std::nullopt;
@@ -147,37 +142,28 @@ class Collector {
   Status AddModel() {
     for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
       if (!IsOfModel(step_.parameters[i])) continue;
-      CKPT_RETURN_IF_ERROR(AddWeight(Name(ParameterIndex{i}), ParameterIndex{i}));
+      CKPT_RETURN_IF_ERROR(AddWeight(shown_.NameOf(ParameterIndex{i}), ParameterIndex{i}));
     }
-    for (size_t i = 0; i < step_.aliases.size(); ++i) {
-      if (names_.aliases[i].empty()) continue;
-      CKPT_RETURN_IF_ERROR(AddWeight(names_.aliases[i], step_.aliases[i].parameter));
+    for (const Alias& alias : shown_.aliases()) {
+      CKPT_RETURN_IF_ERROR(AddWeight(alias.name, alias.parameter));
     }
     return {};
   }
 
   Status AddWeight(const std::string& name, ParameterIndex parameter) {
-    const auto weight = WeightOf(step_, layout_, parameter);
-    if (!weight) {
-      return Fail(
-          Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(name));
-    }
-    CKPT_RETURN_IF_ERROR(CheckDType(weight->dtype, name));
-    Entry& entry = AddTensor(keys_.ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);
+    CKPT_ASSIGN_OR_RETURN(const ShownWeight weight, shown_.WeightOf(parameter));
+    CKPT_RETURN_IF_ERROR(CheckDType(weight.dtype, name));
+    Entry& entry = AddTensor(keys_.ModelPath(name), weight.dtype, step_.atom(weight.atom).shape);
     entry.tp_dim = TensorParallelDim(step_.parameter(parameter), entry.shape);
-    entry.body = weight->atom;
+    entry.body = weight.atom;
     return {};
   }
 
   Status AddStates() {
-    for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
-      const Atom& atom = step_.atoms[i];
-      if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
-      if (!step_.IsOfModel(atom)) continue;
+    for (const AtomIndex index : shown_.states()) {
       // Written by some ranks alone; DCP has it whole, as torch would load it anywhere.
-      if (atom.relation == Relation::kOpaque && !FromDcp()) continue;
-      states_[static_cast<uint32_t>(atom.parameter)].emplace(atom.kind, AtomIndex{i});
-      CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
+      if (step_.atom(index).relation == Relation::kOpaque && !FromDcp()) continue;
+      CKPT_RETURN_IF_ERROR(AddState(index));
     }
     return {};
   }
@@ -187,7 +173,6 @@ class Collector {
     const auto path = StatePath(atom.optimizer, atom.parameter, atom.kind);
     const auto number = NumberOf(atom);
     const bool step = atom.kind == "step" && number;
-    if (step) steps_.emplace(atom.parameter, *number);
     // torch's optimizers count in an fp32 tensor, whatever others do; a DCP step has what it had.
     if (number && IsPythonNumber(atom.source) && (!step || FromDcp())) {
       const auto whole = static_cast<int64_t>(*number);
@@ -196,7 +181,8 @@ class Collector {
       });
     }
     if (step && !FromDcp()) return AddStep(path, atom.parameter, *number);
-    CKPT_RETURN_IF_ERROR(CheckDType(atom.dtype, StrCat(Name(atom.parameter), "/", atom.kind)));
+    CKPT_RETURN_IF_ERROR(
+        CheckDType(atom.dtype, StrCat(shown_.NameOf(atom.parameter), "/", atom.kind)));
     Entry& entry = AddTensor(path, atom.dtype, atom.shape);
     if (atom.relation == Relation::kSame) {
       entry.tp_dim = TensorParallelDim(step_.parameter(atom.parameter), atom.shape);
@@ -206,9 +192,8 @@ class Collector {
   }
 
   Status AddStep(std::vector<PathStep> path, ParameterIndex parameter, double number) {
-    steps_.emplace(parameter, number);
     auto bytes = StepBytes(number);
-    if (!bytes) return Fail(std::move(bytes).error().WithContext(Name(parameter)));
+    if (!bytes) return Fail(std::move(bytes).error().WithContext(shown_.NameOf(parameter)));
     AddTensor(std::move(path), DType::kF32, {}).body = ShortTensor{*std::move(bytes)};
     return {};
   }
@@ -224,60 +209,42 @@ class Collector {
   Status AddGroups() {
     std::map<std::string_view, uint32_t> numbers;  // by the optimizer's key
     for (size_t g = 0; g < step_.groups.size(); ++g) {
-      const std::string& optimizer = keys_.OptimizerKey(step_.groups[g].optimizer);
-      auto added = AddGroup({&step_.groups[g], &optimizer, numbers[optimizer]++});
+      const Group& recorded = step_.groups[g];
+      const std::string& optimizer = keys_.OptimizerKey(recorded.optimizer);
+      auto added = AddGroup({shown_.groups()[g], recorded, optimizer, numbers[optimizer]++});
       if (!added) return Fail(std::move(added).error().WithContext(StrCat("group ", g)));
     }
     return {};
   }
 
-  Status AddGroup(const ShownGroup& shown) {
-    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, HyperParametersOf(*shown.group));
+  Status AddGroup(const PlacedGroup& group) {
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree,
+                          TorchHyperParameters(shown_, group.shown, FromDcp()));
     const PickleRef dict = RootOf(tree);
-    CKPT_RETURN_IF_ERROR(AddMissingStates(*shown.group, dict));
-    if (!keys_.flat) {
-      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, "params", [&](PickleBuilder& builder) {
-        std::vector<NodeId> items;
-        for (ParameterIndex p : shown.group->parameters) {
-          const auto number = ParametersNumber(shown.group->optimizer, p);
-          items.push_back(number ? builder.Int(static_cast<int64_t>(*number))
-                                 : builder.String(StateName(p)));
-        }
-        return builder.List(std::move(items));
-      }));
-    }
+    CKPT_RETURN_IF_ERROR(AddMissingStates(group, dict));
+    if (!keys_.flat) CKPT_RETURN_IF_ERROR(AddMembers(group));
     for (const auto& [key, value] : dict.Items()) {
-      const auto name = key.String();
-      if (!name || *name == "params" || !(IsPlain(value) || FromDcp())) continue;
-      const PickleRef shown_value = value;
-      const auto copy = [&](PickleBuilder& b) { return b.Copy(shown_value); };
-      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, std::string(*name), copy, value));
+      const PickleRef said = value;
+      const auto copy = [&](PickleBuilder& b) { return b.Copy(said); };
+      CKPT_RETURN_IF_ERROR(AddHyperParameter(group, std::string(*key.String()), copy, value));
     }
-    CKPT_RETURN_IF_ERROR(AddImplied(shown, dict));
-    return AddGroupStep(shown, dict);
+    return AddGroupStep(group, dict);
   }
 
-  Status AddImplied(const ShownGroup& shown, PickleRef dict) {
-    const auto has = [&](std::string_view kind) {
-      return std::any_of(shown.group->parameters.begin(), shown.group->parameters.end(),
-                         [&](ParameterIndex p) {
-                           return states_[static_cast<uint32_t>(p)].contains(std::string(kind));
-                         });
-    };
-    if (!has("exp_avg_sq")) return {};
-    CKPT_ASSIGN_OR_RETURN(const std::vector<ImpliedValue> implied,
-                          ImpliedValues(step_, dict, has("max_exp_avg_sq")));
-    for (const auto& [key, value] : implied) {
-      const std::optional<bool> said = value;
-      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, std::string(key), [&](PickleBuilder& b) {
-        return said ? b.Bool(*said) : b.None();
-      }));
-    }
-    return {};
+  Status AddMembers(const PlacedGroup& group) {
+    return AddHyperParameter(group, "params", [&](PickleBuilder& builder) {
+      std::vector<NodeId> items;
+      for (const ParameterIndex p : group.recorded.parameters) {
+        const auto number = ParametersNumber(group.recorded.optimizer, p);
+        items.push_back(number ? builder.Int(static_cast<int64_t>(*number))
+                               : builder.String(StateName(p)));
+      }
+      return builder.List(std::move(items));
+    });
   }
 
   // `number`: what the value is, if the source has it.
-  Status AddHyperParameter(const ShownGroup& shown, const std::string& key,
+  Status AddHyperParameter(const PlacedGroup& group, const std::string& key,
                            const std::function<NodeId(PickleBuilder&)>& value,
                            PickleRef number = {}) {
     const auto add = [&](std::vector<PathStep> path) -> Status {
@@ -290,71 +257,56 @@ class Collector {
       return {};
     };
     if (!keys_.flat) {
-      return add(Below(*shown.optimizer, {{"param_groups", {}}, {"", shown.number}, {key, {}}}));
+      return add(Below(group.optimizer, {{"param_groups", {}}, {"", group.number}, {key, {}}}));
     }
-    for (ParameterIndex p : shown.group->parameters) {
+    for (const ParameterIndex p : group.recorded.parameters) {
       CKPT_RETURN_IF_ERROR(
-          add(Below(*shown.optimizer, {{StrCat("param_groups.", StateName(p), ".", key), {}}})));
+          add(Below(group.optimizer, {{StrCat("param_groups.", StateName(p), ".", key), {}}})));
     }
     return {};
-  }
-
-  static Result<PickleTree> HyperParametersOf(const Group& group) {
-    if (group.hyper_parameters.empty()) {
-      PickleBuilder builder;
-      const NodeId root = builder.Dict({});
-      return std::move(builder).Finish(root);
-    }
-    CKPT_ASSIGN_OR_RETURN(ParsedPickle parsed, ParsePickle(group.hyper_parameters));
-    return std::move(parsed.tree);
   }
 
   // Optimizers that count per group (apex's and DeepSpeed's FusedAdam) ask for the
   // group's step: it is known if its parameters agree.
-  Status AddGroupStep(const ShownGroup& shown, PickleRef dict) {
+  Status AddGroupStep(const PlacedGroup& group, PickleRef dict) {
     if (dict["step"]) return {};
     std::optional<double> common;
-    for (ParameterIndex p : shown.group->parameters) {
-      const auto found = steps_.find(p);
-      if (found == steps_.end() || (common && *common != found->second)) return {};
-      common = found->second;
+    for (const ParameterIndex p : group.recorded.parameters) {
+      const auto steps = begun_at_zero_.contains(p) ? std::optional(0.0) : StepsOf(step_, p);
+      if (!steps || (common && *common != *steps)) return {};
+      common = steps;
     }
     if (!common) return {};
     const auto whole = static_cast<int64_t>(*common);
     if (static_cast<double>(whole) != *common) return {};
-    return AddHyperParameter(shown, "step", [&](PickleBuilder& b) { return b.Int(whole); });
+    return AddHyperParameter(group, "step", [&](PickleBuilder& b) { return b.Int(whole); });
   }
 
   // States that a target asks for and the source does not have by themselves: the step
   // that the group counts, and Adam's start for a parameter that never had a gradient.
-  Status AddMissingStates(const Group& group, PickleRef dict) {
-    std::map<std::string, AtomIndex> of_group;  // by kind, any parameter's
-    for (ParameterIndex p : group.parameters) {
-      const auto& states = states_[static_cast<uint32_t>(p)];
-      of_group.insert(states.begin(), states.end());
-    }
-    const bool zeros = std::all_of(of_group.begin(), of_group.end(), [](const auto& state) {
-      return std::find(kBeginAsZeros.begin(), kBeginAsZeros.end(), state.first) !=
-             kBeginAsZeros.end();
+  Status AddMissingStates(const PlacedGroup& group, PickleRef dict) {
+    const StatesByKind& kinds = group.shown.kinds;
+    const bool zeros = std::ranges::all_of(kinds, [](const auto& state) {
+      return std::ranges::find(kBeginAsZeros, state.first) != kBeginAsZeros.end();
     });
-    const bool counted = of_group.contains("step");
+    const bool counted = kinds.contains("step");
     const std::optional<double> group_step = counted ? std::nullopt : dict["step"].Number();
-    for (ParameterIndex p : group.parameters) {
-      const bool never = states_[static_cast<uint32_t>(p)].empty() && !begun_.contains(p);
+    for (const ParameterIndex p : group.recorded.parameters) {
+      const bool never = shown_.StatesOf(p).empty() && !begun_.contains(p);
       if (never && (!zeros || step_.parameter(p).role != Role::kTrainable)) continue;
-      if (never) CKPT_RETURN_IF_ERROR(StartAtZero(group, p, of_group));
-      if (of_group.empty() || !group_step) continue;
+      if (never) CKPT_RETURN_IF_ERROR(BeginAtZero(group, p));
+      if (kinds.empty() || !group_step) continue;
       CKPT_RETURN_IF_ERROR(
-          AddStep(StatePath(group.optimizer, p, "step"), p, never ? 0 : *group_step));
+          AddStep(StatePath(group.recorded.optimizer, p, "step"), p, never ? 0 : *group_step));
     }
     return {};
   }
 
-  Status StartAtZero(const Group& group, ParameterIndex parameter,
-                     const std::map<std::string, AtomIndex>& of_group) {
-    for (const auto& [kind, like] : of_group) {
-      const auto path = StatePath(group.optimizer, parameter, kind);
+  Status BeginAtZero(const PlacedGroup& group, ParameterIndex parameter) {
+    for (const auto& [kind, like] : group.shown.kinds) {
+      const auto path = StatePath(group.recorded.optimizer, parameter, std::string(kind));
       if (kind == "step") {
+        begun_at_zero_.insert(parameter);
         CKPT_RETURN_IF_ERROR(AddStep(path, parameter, 0));
         continue;
       }
@@ -448,33 +400,19 @@ class Collector {
     return {};
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
-  const Layout& layout_;
-  const ShownNames& names_;
   const KeyShape& keys_;
   ObjectArchives objects_;
-  std::vector<std::map<std::string, AtomIndex>> states_;  // by parameter, kind
-  std::set<ParameterIndex> begun_;                        // with states that are not atoms
-  std::map<ParameterIndex, double> steps_;
+  std::set<ParameterIndex> begun_;          // with states that are not atoms
+  std::set<ParameterIndex> begun_at_zero_;  // given a step of 0
   std::vector<Entry> entries_;
 };
 
 }  // namespace
 
-Result<std::string> StepBytes(double number) {
-  const auto count = static_cast<float>(number);
-  if (static_cast<double>(count) != number) {
-    return Fail(ErrorCode::kUnsupported, StrCat(std::to_string(number),
-                                                " steps: torch's optimizers count in fp32, which "
-                                                "cannot "
-                                                "hold that number"));
-  }
-  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
-}
-
-Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const KeyShape& keys) {
-  return Collector(step, layout, names, keys).Collect();
+Result<std::vector<Entry>> EntriesOf(const ShownState& shown, const KeyShape& keys) {
+  return Collector(shown, keys).Collect();
 }
 
 }  // namespace ckptfs::dcp

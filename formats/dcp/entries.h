@@ -27,9 +27,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/dialect/shown_names.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "formats/dcp/key_shape.h"
 #include "formats/torch/archive_builder.h"
 
@@ -58,13 +56,9 @@ struct Entry {
   std::variant<AtomIndex, Zeros, ShortTensor, ObjectBytes, Content> body;
 };
 
-// A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
-// kUnsupported: fp32 does not hold it.
-Result<std::string> StepBytes(double number);
-
 // kUnsupported names the parameter that cannot be shown or the key that two would
 // have.
-Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const KeyShape& keys);
+// REQUIRES: CheckNames() succeeds.
+Result<std::vector<Entry>> EntriesOf(const ShownState& shown, const KeyShape& keys);
 
 }  // namespace ckptfs::dcp

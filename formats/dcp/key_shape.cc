@@ -160,8 +160,8 @@ std::vector<PathStep> KeyShape::StatePath(const std::string& label, const std::s
 
 namespace {
 
-Result<KeyShape> KeysAsked(const StepModel& step, const Layout& layout) {
-  switch (layout.keys) {
+Result<KeyShape> KeysAsked(const StepModel& step, ckptfs::StateKeys asked) {
+  switch (asked) {
     case ckptfs::StateKeys::kAsSource: return SpelledKeys(step);
     case ckptfs::StateKeys::kNested: break;
     case ckptfs::StateKeys::kFlat: return KeyShape{.flat = true};
@@ -175,8 +175,8 @@ Result<KeyShape> KeysAsked(const StepModel& step, const Layout& layout) {
 
 }  // namespace
 
-Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
-  CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, layout));
+Result<KeyShape> KeysFor(const StepModel& step, ckptfs::StateKeys asked) {
+  CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, asked));
   const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
   if (source == nullptr || !keys.state_names.empty()) return keys;
   CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));  // its live parameters' names

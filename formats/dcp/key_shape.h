@@ -67,6 +67,6 @@ struct KeyShape {
 std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps);
 
 // Returns the keys that a layout asks for, or DCP saved the step with, or get_state_dict's.
-Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);
+Result<KeyShape> KeysFor(const StepModel& step, ckptfs::StateKeys asked);
 
 }  // namespace ckptfs::dcp

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_names.h"
 #include "core/view/shard.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/metadata_writer.h"
@@ -18,14 +17,10 @@ namespace {
 constexpr std::string_view kTop = "dcp";
 constexpr std::string_view kMetadataFile = ".metadata";
 
-tl::unexpected<Error> NoSuch(std::string_view path) {
-  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a DCP view"));
-}
-
 class DcpView : public View {
  public:
-  DcpView(std::shared_ptr<const StepModel> step, std::string top, dcp::DirectoryIndex index)
-      : step_(std::move(step)),
+  DcpView(std::shared_ptr<const ShownState> shown, std::string top, dcp::DirectoryIndex index)
+      : shown_(std::move(shown)),
         top_(std::move(top)),
         index_(std::make_shared<const dcp::DirectoryIndex>(std::move(index))),
         metadata_size_(dcp::MetadataSize(*index_)) {}
@@ -37,22 +32,17 @@ class DcpView : public View {
 
  private:
   ViewEntry Metadata() const {
-    return {std::string(kMetadataFile), ViewEntry::Type::kFile, metadata_size_, "",
-            Reading::kRandom};
+    return ViewEntry::File(kMetadataFile, metadata_size_, Reading::kRandom);
   }
   ViewEntry DataFile(uint64_t rank) const {
-    return {dcp::DataFileName(rank), ViewEntry::Type::kFile, index_->FileSize(rank), "",
-            Reading::kOnce};
-  }
-  ViewEntry Directory() const {
-    return {top_, ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+    return ViewEntry::File(dcp::DataFileName(rank), index_->FileSize(rank), Reading::kOnce);
   }
   // The path behind "<top>/"; "" for any other path.
   std::string_view BelowTop(std::string_view path) const;
   // The rank of a data file that there is, by its path in its one spelling.
   std::optional<uint64_t> RankOf(std::string_view path) const;
 
-  const std::shared_ptr<const StepModel> step_;
+  const std::shared_ptr<const ShownState> shown_;
   const std::string top_;
   const std::shared_ptr<const dcp::DirectoryIndex> index_;
   const uint64_t metadata_size_;
@@ -77,8 +67,8 @@ std::optional<uint64_t> DcpView::RankOf(std::string_view path) const {
 }
 
 Result<std::vector<ViewEntry>> DcpView::List(std::string_view directory) const {
-  if (directory.empty()) return std::vector<ViewEntry>{Directory()};
-  if (directory != top_) return NoSuch(directory);
+  if (directory.empty()) return std::vector<ViewEntry>{ViewEntry::Folder(top_)};
+  if (directory != top_) return NotInView(directory);
   std::vector<ViewEntry> entries = {Metadata()};
   for (uint64_t rank = 0; rank < index_->ranks(); ++rank) {
     if (index_->FileSize(rank) > 0) entries.push_back(DataFile(rank));
@@ -87,27 +77,30 @@ Result<std::vector<ViewEntry>> DcpView::List(std::string_view directory) const {
 }
 
 Result<ViewEntry> DcpView::Find(std::string_view path) const {
-  if (path == top_) return Directory();
+  if (path == top_) return ViewEntry::Folder(top_);
   if (BelowTop(path) == kMetadataFile) return Metadata();
   if (const auto rank = RankOf(path)) return DataFile(*rank);
-  return NoSuch(path);
+  return NotInView(path);
 }
 
 Result<Plan> DcpView::MakePlan(std::string_view file) const {
   if (BelowTop(file) == kMetadataFile) return dcp::MetadataPlan(index_);
   const auto rank = RankOf(file);
-  if (!rank) return NoSuch(file);
+  if (!rank) return NotInView(file);
   PlanBuilder plan;
   CKPT_RETURN_IF_ERROR(index_->AppendFile(*rank, plan));
   return std::move(plan).Finish();
 }
 
-Result<std::shared_ptr<const View>> OpenPart(std::shared_ptr<const StepModel> step,
-                                             const Layout& layout, const ShownNames& names,
-                                             const dcp::KeyShape& keys, const DcpPart& part,
-                                             uint64_t cut_from) {
-  CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries,
-                        dcp::EntriesOf(*step, layout, names, keys));
+}  // namespace
+
+Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const ShownState> shown,
+                                                const dcp::KeyShape& keys, const DcpPart& part,
+                                                uint64_t cut_from) {
+  const Layout& layout = shown->layout();
+  CKPT_RETURN_IF_ERROR(CheckDegrees(shown->step(), layout));
+  CKPT_RETURN_IF_ERROR(shown->CheckNames());
+  CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries, dcp::EntriesOf(*shown, keys));
   if (!part.only.empty()) {
     std::erase_if(entries, [&](const dcp::Entry& e) { return e.path.front().text != part.only; });
   }
@@ -119,25 +112,13 @@ Result<std::shared_ptr<const View>> OpenPart(std::shared_ptr<const StepModel> st
   const dcp::Mesh mesh{layout.tp, uint64_t{layout.dp} * layout.cp};
   CKPT_ASSIGN_OR_RETURN(dcp::DirectoryIndex index,
                         dcp::DirectoryIndex::Build(std::move(entries), mesh, cut_from));
-  return std::make_shared<const DcpView>(std::move(step), part.top, std::move(index));
+  return std::make_shared<const DcpView>(std::move(shown), part.top, std::move(index));
 }
 
-}  // namespace
-
-Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel> step,
-                                                const Layout& layout, const FamilySet* families,
-                                                const dcp::KeyShape& keys, const DcpPart& part) {
-  CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
-  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families));
-  return OpenPart(std::move(step), layout, names, keys, part, dcp::kCutFrom);
-}
-
-Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepModel> step,
-                                                    const Layout& layout) const {
-  CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
-  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
-  return OpenPart(std::move(step), layout, names, keys, {std::string(kTop), ""}, cut_from_);
+Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const ShownState> shown) const {
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys,
+                        dcp::KeysFor(shown->step(), shown->layout().keys));
+  return OpenDcpPart(std::move(shown), keys, {std::string(kTop), ""}, cut_from_);
 }
 
 }  // namespace ckptfs

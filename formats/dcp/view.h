@@ -11,7 +11,6 @@
 // the rules.
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null) must outlive the format.
 
 #pragma once
 
@@ -19,7 +18,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/model/family.h"
 #include "core/view/view_format.h"
 #include "formats/dcp/directory_index.h"
 #include "formats/dcp/entries.h"
@@ -29,15 +27,12 @@ namespace ckptfs {
 class DcpFormat : public ViewFormat {
  public:
   // `cut_from`: the size in bytes from which a tensor is cut.
-  explicit DcpFormat(const FamilySet* families = nullptr, uint64_t cut_from = dcp::kCutFrom)
-      : families_(families), cut_from_(cut_from) {}
+  explicit DcpFormat(uint64_t cut_from = dcp::kCutFrom) : cut_from_(cut_from) {}
 
   std::string_view name() const override { return "dcp"; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 
  private:
-  const FamilySet* families_;
   const uint64_t cut_from_;
 };
 
@@ -49,8 +44,8 @@ struct DcpPart {
 
 // One of the directories that a tool keeps apart: accelerate has the weights in one and
 // the optimizer in another.  Errors as of Open, and kUnsupported where nothing is in it.
-Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel> step,
-                                                const Layout& layout, const FamilySet* families,
-                                                const dcp::KeyShape& keys, const DcpPart& part);
+Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const ShownState> shown,
+                                                const dcp::KeyShape& keys, const DcpPart& part,
+                                                uint64_t cut_from = dcp::kCutFrom);
 
 }  // namespace ckptfs

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_weight.h"
 #include "core/model/name_normaliser.h"
 #include "formats/tools/tool_files.h"
 
@@ -33,22 +32,17 @@ Status CheckName(const std::string& name) {
   return {};
 }
 
-// The names of each parameter, its own first.
-std::vector<std::vector<std::string>> AllNames(const StepModel& step, const ShownNames& names) {
-  std::vector<std::vector<std::string>> out;
-  for (const std::string& name : names.parameters) out.push_back({name});
-  for (size_t i = 0; i < step.aliases.size(); ++i) {
-    if (names.aliases[i].empty()) continue;
-    out[static_cast<uint32_t>(step.aliases[i].parameter)].push_back(names.aliases[i]);
+// Of each parameter's names, the first that is not a head's; its own if all are.
+std::vector<const std::string*> KeptNames(const ShownState& shown) {
+  std::vector<const std::string*> kept;
+  for (uint32_t i = 0; i < shown.step().parameters.size(); ++i) {
+    kept.push_back(&shown.NameOf(ParameterIndex{i}));
   }
-  return out;
-}
-
-const std::string& KeptName(const std::vector<std::string>& names) {
-  for (const std::string& name : names) {
-    if (!IsHead(name)) return name;
+  for (const Alias& alias : shown.aliases()) {
+    const std::string*& name = kept[static_cast<uint32_t>(alias.parameter)];
+    if (IsHead(*name) && !IsHead(alias.name)) name = &alias.name;
   }
-  return names.front();
+  return kept;
 }
 
 // The part of `name` before the model's own: the first word with its dot.
@@ -74,15 +68,15 @@ bool IsHead(std::string_view name) {
          name == "embed_out.weight" || name.ends_with(".decoder.weight");
 }
 
-Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
-                                             const ShownNames& names) {
+Result<std::vector<ShownTensor>> ShowTensors(const ShownState& shown) {
+  const StepModel& step = shown.step();
   std::vector<ShownTensor> out;
   std::set<std::string> seen;
-  const auto all = AllNames(step, names);
+  const auto names = KeptNames(shown);
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const Parameter& parameter = step.parameters[i];
     if (!IsOfModel(parameter)) continue;
-    const std::string& kept = KeptName(all[i]);
+    const std::string& kept = *names[i];
     CKPT_RETURN_IF_ERROR(CheckName(kept));
     ShownTensor tensor;
     tensor.name = NormaliseName(kept);
@@ -90,13 +84,9 @@ Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout
       return Fail(ErrorCode::kUnsupported,
                   StrCat("two parameters are '", tensor.name, "' without the words of wrappers"));
     }
-    const auto weight = WeightOf(step, layout, ParameterIndex{i});
-    if (!weight) {
-      return Fail(
-          Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(kept));
-    }
-    tensor.atom = weight->atom;
-    tensor.dtype = weight->dtype;
+    CKPT_ASSIGN_OR_RETURN(const ShownWeight weight, shown.WeightOf(ParameterIndex{i}));
+    tensor.atom = weight.atom;
+    tensor.dtype = weight.dtype;
     tensor.local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
     CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(parameter.shape));
     CKPT_ASSIGN_OR_RETURN(tensor.bytes, ByteCount(parameter.shape, tensor.dtype));

@@ -17,10 +17,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/dialect/shown_names.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
 #include "core/view/plan.h"
+#include "core/view/shown_state.h"
 
 namespace ckptfs::huggingface {
 
@@ -42,7 +40,7 @@ bool IsHead(std::string_view name);
 // In model order.  kUnsupported names the parameter that has no such form: one of
 // a wrapper that is not taken off (PEFT), of DeepSpeed's own experts, of a dtype
 // that safetensors does not have, without a weight; or two of one name.
-Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
-                                             const ShownNames& names);
+// REQUIRES: CheckNames() succeeds.
+Result<std::vector<ShownTensor>> ShowTensors(const ShownState& shown);
 
 }  // namespace ckptfs::huggingface

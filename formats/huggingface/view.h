@@ -11,14 +11,12 @@
 // rules.
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null) must outlive the format.
 
 #pragma once
 
 #include <memory>
 #include <optional>
 
-#include "core/model/family.h"
 #include "core/view/view_format.h"
 #include "formats/tools/model_files.h"
 
@@ -27,16 +25,13 @@ namespace ckptfs {
 class HuggingFaceFormat : public ViewFormat {
  public:
   // `given`: for steps that do not have a config.json (mount --hf-config).
-  explicit HuggingFaceFormat(const FamilySet* families = nullptr,
-                             std::optional<ModelFiles> given = std::nullopt)
-      : families_(families), given_(std::move(given)) {}
+  explicit HuggingFaceFormat(std::optional<ModelFiles> given = std::nullopt)
+      : given_(std::move(given)) {}
 
   std::string_view name() const override { return "huggingface"; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 
  private:
-  const FamilySet* families_;
   const std::optional<ModelFiles> given_;
 };
 

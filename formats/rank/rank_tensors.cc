@@ -10,7 +10,6 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/dialect/shown_weight.h"
 #include "core/state/state_fit.h"
 #include "core/view/shard.h"
 
@@ -34,9 +33,8 @@ bool SameDegrees(const Layout& a, const Layout& b) {
 
 class Builder {
  public:
-  Builder(const StepModel& step, const Layout& layout, const ShownNames& names,
-          const ParameterAtoms& atoms, const RankCoordinate& rank)
-      : step_(step), layout_(layout), names_(names), atoms_(atoms), rank_(rank) {}
+  Builder(const ShownState& shown, const RankCoordinate& rank)
+      : shown_(shown), step_(shown.step()), layout_(shown.layout()), rank_(rank) {}
 
   Result<RankTensors> Build() && {
     CKPT_RETURN_IF_ERROR(FindLocals());
@@ -67,10 +65,6 @@ class Builder {
     return {};
   }
 
-  const std::string& Name(ParameterIndex index) const {
-    return names_.parameters[static_cast<uint32_t>(index)];
-  }
-
   void LeaveOut(const std::string& key, std::string_view why) {
     out_.left_out.push_back(StrCat(key, ": ", why));
   }
@@ -83,14 +77,15 @@ class Builder {
   }
 
   Status AddWeight(ParameterIndex index) {
-    const auto choice = WeightOf(step_, layout_, index);
+    const std::string& name = shown_.NameOf(index);
+    const auto& choice = shown_.FindWeight(index);
     if (!choice) {
-      LeaveOut(Name(index), "the step holds neither a weight nor a master");
+      LeaveOut(name, "the step holds neither a weight nor a master");
       return {};
     }
-    if (!CanShow(Name(index), choice->dtype)) return {};
+    if (!CanShow(name, choice->dtype)) return {};
     RankTensor tensor;
-    tensor.key = Name(index);
+    tensor.key = name;
     tensor.parameter = index;
     tensor.atom = choice->atom;
     tensor.dtype = choice->dtype;
@@ -103,10 +98,9 @@ class Builder {
   }
 
   Status AddStates(ParameterIndex parameter) {
-    const auto atoms = atoms_.Of(parameter);
-    for (size_t i = 0; i < atoms.size(); ++i) {
-      if (step_.atom(atoms[i]).kind == "weight") continue;
-      CKPT_RETURN_IF_ERROR(AddState(atoms[i], IsFirstOfKind(step_, atoms, i)));
+    for (const ShownAtom& atom : shown_.AtomsOf(parameter)) {
+      if (step_.atom(atom.atom).kind == "weight") continue;
+      CKPT_RETURN_IF_ERROR(AddState(atom.atom, atom.first));
     }
     return {};
   }
@@ -115,7 +109,7 @@ class Builder {
     const Atom& atom = step_.atom(index);
     const auto& local = locals_[static_cast<uint32_t>(atom.parameter)];
     RankTensor tensor;
-    tensor.key = StrCat(atom.kind, "/", Name(atom.parameter));
+    tensor.key = StrCat(atom.kind, "/", shown_.NameOf(atom.parameter));
     if (!first) tensor.key = StrCat(atom.optimizer, "/", tensor.key);
     tensor.parameter = atom.parameter;
     tensor.atom = index;
@@ -202,44 +196,26 @@ class Builder {
   }
 
   void AddAliases() {
-    std::set<std::string_view> shown;
-    for (const RankTensor& tensor : out_.model) shown.insert(tensor.key);
-    for (size_t i = 0; i < step_.aliases.size(); ++i) {
-      const ParameterIndex parameter = step_.aliases[i].parameter;
-      if (names_.aliases[i].empty() || shown.contains(names_.aliases[i])) continue;
-      if (!shown.contains(Name(parameter))) continue;
-      out_.aliases.emplace_back(names_.aliases[i], Name(parameter));
+    std::set<std::string_view> keys;
+    for (const RankTensor& tensor : out_.model) keys.insert(tensor.key);
+    for (const Alias& alias : shown_.aliases()) {
+      const std::string& name = shown_.NameOf(alias.parameter);
+      if (keys.contains(name) && !keys.contains(alias.name)) {
+        out_.aliases.emplace_back(alias.name, name);
+      }
     }
     std::sort(out_.aliases.begin(), out_.aliases.end());
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
   const Layout& layout_;
-  const ShownNames& names_;
-  const ParameterAtoms& atoms_;
   const RankCoordinate& rank_;
   std::vector<std::shared_ptr<const LocalTensor>> locals_;  // by parameter; null: not held
   RankTensors out_;
 };
 
 }  // namespace
-
-bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i) {
-  const std::string& kind = step.atom(atoms[i]).kind;
-  return std::ranges::none_of(atoms.first(i),
-                              [&](AtomIndex a) { return step.atom(a).kind == kind; });
-}
-
-ParameterAtoms::ParameterAtoms(const StepModel& step) {
-  begin_.assign(step.parameters.size() + 1, 0);
-  for (const Atom& atom : step.atoms) ++begin_[static_cast<uint32_t>(atom.parameter) + 1];
-  for (size_t p = 1; p < begin_.size(); ++p) begin_[p] += begin_[p - 1];
-  std::vector<uint32_t> next = begin_;
-  atoms_.resize(step.atoms.size());
-  for (uint32_t a = 0; a < step.atoms.size(); ++a) {
-    atoms_[next[static_cast<uint32_t>(step.atoms[a].parameter)]++] = AtomIndex{a};
-  }
-}
 
 std::pair<uint64_t, uint64_t> RankTensor::RangeOf(const RankCoordinate& rank) const {
   const auto [begin, end] = ZeroRange(elements, SliceOf(rank), degree);
@@ -258,10 +234,8 @@ AtomSegment RankTensor::SegmentOf(const RankCoordinate& rank) const {
   return AtomSegment{atom, local, begin, end, dtype};
 }
 
-Result<RankTensors> BuildRankTensors(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const ParameterAtoms& atoms,
-                                     const RankCoordinate& rank) {
-  return Builder(step, layout, names, atoms, rank).Build();
+Result<RankTensors> BuildRankTensors(const ShownState& shown, const RankCoordinate& rank) {
+  return Builder(shown, rank).Build();
 }
 
 }  // namespace ckptfs

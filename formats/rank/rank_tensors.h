@@ -13,38 +13,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/dialect/shown_names.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
 #include "core/view/plan.h"
+#include "core/view/shown_state.h"
 
 namespace ckptfs {
-
-// The atoms of each parameter, so that a rank's share of a large step is found
-// without looking at the rest.
-class ParameterAtoms {
- public:
-  explicit ParameterAtoms(const StepModel& step);
-  std::span<const AtomIndex> Of(ParameterIndex parameter) const {
-    const auto p = static_cast<uint32_t>(parameter);
-    return std::span(atoms_).subspan(begin_[p], begin_[p + 1] - begin_[p]);
-  }
-  uint64_t MemoryBytes() const { return (begin_.size() + atoms_.size()) * sizeof(uint32_t); }
-
- private:
-  std::vector<uint32_t> begin_;   // by parameter, and the end
-  std::vector<AtomIndex> atoms_;  // in the step's order
-};
-
-// True if the atom at `i` among a parameter's is named by its kind alone; the name of another
-// one of that kind, a second optimizer's, has the optimizer's name, too.
-bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i);
 
 struct RankTensor {
   std::string key;  // "<name>" or "<kind>/<name>"
@@ -80,10 +57,8 @@ struct RankTensors {
   std::vector<std::string> left_out;  // "<kind>/<name>: why"
 };
 
-// REQUIRES: CheckLayout(step, layout) succeeds.  The data-parallel place of
+// REQUIRES: CheckLayout and CheckNames succeed for what is shown.  The data-parallel place of
 // `rank` plays no part.
-Result<RankTensors> BuildRankTensors(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const ParameterAtoms& atoms,
-                                     const RankCoordinate& rank);
+Result<RankTensors> BuildRankTensors(const ShownState& shown, const RankCoordinate& rank);
 
 }  // namespace ckptfs

@@ -133,8 +133,9 @@ std::map<std::string, std::string> RankMetadata(const StepModel& step,
   return metadata;
 }
 
-std::string RankInfo(const StepModel& step, const Layout& layout, uint64_t rank,
-                     const RankTensors& tensors) {
+std::string RankInfo(const ShownState& shown, uint64_t rank, const RankTensors& tensors) {
+  const StepModel& step = shown.step();
+  const Layout& layout = shown.layout();
   const RankCoordinate at = CoordinateOf(layout, rank);
   std::string out = StrCat(
       "{\"step\": ", Quoted(step.id), ", \"iteration\": ", step.iteration,

@@ -23,8 +23,7 @@
 #include <map>
 #include <string>
 
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "formats/rank/rank_tensors.h"
 
 namespace ckptfs {
@@ -35,7 +34,6 @@ std::map<std::string, std::string> RankMetadata(const StepModel& step,
                                                 const std::vector<RankTensor>& tensors,
                                                 const RankTensors& all, const RankCoordinate& rank);
 
-std::string RankInfo(const StepModel& step, const Layout& layout, uint64_t rank,
-                     const RankTensors& tensors);
+std::string RankInfo(const ShownState& shown, uint64_t rank, const RankTensors& tensors);
 
 }  // namespace ckptfs

@@ -10,7 +10,6 @@
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
-#include "core/dialect/shown_names.h"
 #include "core/view/shard.h"
 #include "formats/rank/rank_tensors.h"
 #include "formats/rank/rank_text.h"
@@ -25,10 +24,6 @@ constexpr std::array<std::string_view, kFiles> kFileNames = {
     "model.safetensors", "model.pt", "optimizer.safetensors", "optimizer.pt", "info.json"};
 constexpr std::array<Reading, kFiles> kReadings = {
     Reading::kMapped, Reading::kCopied, Reading::kMapped, Reading::kCopied, Reading::kRandom};
-
-tl::unexpected<Error> NoSuch(std::string_view path) {
-  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' among the ranks' files"));
-}
 
 std::string RankName(uint64_t rank) { return StrCat("rank", rank); }
 
@@ -122,18 +117,14 @@ Result<ArchiveContent> TorchContent(const RankTensors& all, FileKind kind,
 
 std::string_view FolderOf(FileKind kind) { return kind == kModelTorch ? "model" : "optimizer"; }
 
-ViewEntry DirectoryEntryOf(uint64_t rank) {
-  return {RankName(rank), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
-}
-
 ViewEntry FileEntry(size_t file, uint64_t size) {
-  return {std::string(kFileNames[file]), ViewEntry::Type::kFile, size, "", kReadings[file]};
+  return ViewEntry::File(kFileNames[file], size, kReadings[file]);
 }
 
 class RankView : public View {
  public:
-  RankView(std::shared_ptr<const StepModel> step, const Layout& layout, ShownNames names)
-      : step_(std::move(step)), layout_(layout), names_(std::move(names)), atoms_(*step_) {}
+  explicit RankView(std::shared_ptr<const ShownState> shown)
+      : shown_(std::move(shown)), step_(shown_->step()), layout_(shown_->layout()) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
@@ -147,14 +138,13 @@ class RankView : public View {
   using Place = std::array<uint32_t, 4>;  // tp, pp, ep, etp
 
   Result<RankTensors> TensorsAt(const RankCoordinate& at) const {
-    return BuildRankTensors(*step_, layout_, names_, atoms_, at);
+    return BuildRankTensors(*shown_, at);
   }
   Result<Sizes> SizesOf(uint64_t rank) const;
 
-  const std::shared_ptr<const StepModel> step_;
-  const Layout layout_;
-  const ShownNames names_;
-  const ParameterAtoms atoms_;
+  const std::shared_ptr<const ShownState> shown_;
+  const StepModel& step_;
+  const Layout& layout_;
   mutable Mutex mutex_;
   mutable std::map<Place, Sizes> sizes_ GUARDED_BY(mutex_);
 };
@@ -167,7 +157,7 @@ bool MayBeLeftOut(const Atom& atom) {
 
 // Returns what the first rank of each stage leaves out; the stage's others leave out the same.
 std::vector<std::string> RankView::LeftOut() const {
-  if (std::ranges::none_of(step_->atoms, MayBeLeftOut)) return {};
+  if (std::ranges::none_of(step_.atoms, MayBeLeftOut)) return {};
   std::map<std::string, std::pair<std::string, size_t>> by_reason;
   for (uint32_t stage = 0; stage < layout_.pp; ++stage) {
     RankCoordinate at;
@@ -193,7 +183,7 @@ uint64_t RankView::MemoryBytes() const {
   constexpr uint64_t kNode = sizeof(std::pair<const Place, Sizes>) + 4 * sizeof(void*);
   const uint64_t places =
       std::min(layout_.World(), uint64_t{layout_.tp} * layout_.pp * layout_.ep * layout_.etp);
-  return sizeof(*this) + names_.MemoryBytes() + atoms_.MemoryBytes() + places * kNode;
+  return sizeof(*this) + places * kNode;
 }
 
 Result<RankView::Sizes> RankView::SizesOf(uint64_t rank) const {
@@ -207,13 +197,13 @@ Result<RankView::Sizes> RankView::SizesOf(uint64_t rank) const {
   CKPT_ASSIGN_OR_RETURN(const RankTensors all, TensorsAt(at));
   Sizes sizes{};
   for (FileKind kind : {kModelSafe, kOptimizerSafe}) {
-    CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(*step_, all, kind, at));
+    CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(step_, all, kind, at));
   }
   for (FileKind kind : {kModelTorch, kOptimizerTorch}) {
     CKPT_ASSIGN_OR_RETURN(const ArchiveContent content, TorchContent(all, kind, at));
     CKPT_ASSIGN_OR_RETURN(sizes[kind], content.Size(FolderOf(kind)));
   }
-  sizes[kInfo] = RankInfo(*step_, layout_, rank, all).size();
+  sizes[kInfo] = RankInfo(*shown_, rank, all).size();
   MutexLock lock(mutex_);
   return sizes_.emplace(place, sizes).first->second;
 }
@@ -222,12 +212,12 @@ Result<std::vector<ViewEntry>> RankView::List(std::string_view directory) const 
   std::vector<ViewEntry> entries;
   if (directory.empty()) {
     for (uint64_t rank = 0; rank < layout_.World(); ++rank) {
-      entries.push_back(DirectoryEntryOf(rank));
+      entries.push_back(ViewEntry::Folder(RankName(rank)));
     }
     return entries;
   }
   const auto rank = ParseRank(directory, layout_.World());
-  if (!rank) return NoSuch(directory);
+  if (!rank) return NotInView(directory);
   CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(*rank));
   for (size_t i = 0; i < kFiles; ++i) entries.push_back(FileEntry(i, sizes[i]));
   return entries;
@@ -236,10 +226,10 @@ Result<std::vector<ViewEntry>> RankView::List(std::string_view directory) const 
 Result<ViewEntry> RankView::Find(std::string_view path) const {
   const std::string_view directory = path.substr(0, path.find('/'));
   const auto rank = ParseRank(directory, layout_.World());
-  if (!rank) return NoSuch(path);
-  if (directory == path) return DirectoryEntryOf(*rank);
+  if (!rank) return NotInView(path);
+  if (directory == path) return ViewEntry::Folder(directory);
   const auto file = ParseFile(path.substr(directory.size() + 1));
-  if (!file) return NoSuch(path);
+  if (!file) return NotInView(path);
   CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(*rank));
   return FileEntry(*file, sizes[*file]);
 }
@@ -247,18 +237,18 @@ Result<ViewEntry> RankView::Find(std::string_view path) const {
 Result<Plan> RankView::MakePlan(std::string_view file) const {
   const std::string_view directory = file.substr(0, file.find('/'));
   const auto rank = ParseRank(directory, layout_.World());
-  if (!rank || directory == file) return NoSuch(file);
+  if (!rank || directory == file) return NotInView(file);
   const auto kind = ParseFile(file.substr(directory.size() + 1));
-  if (!kind) return NoSuch(file);
+  if (!kind) return NotInView(file);
   const RankCoordinate at = CoordinateOf(layout_, *rank);
   CKPT_ASSIGN_OR_RETURN(const RankTensors all, TensorsAt(at));
   if (*kind == kInfo) {
     PlanBuilder plan;
-    plan.Literal(RankInfo(*step_, layout_, *rank, all));
+    plan.Literal(RankInfo(*shown_, *rank, all));
     return std::move(plan).Finish();
   }
   if (*kind == kModelSafe || *kind == kOptimizerSafe) {
-    return SafetensorsPlan(*step_, all, *kind, at);
+    return SafetensorsPlan(step_, all, *kind, at);
   }
   CKPT_ASSIGN_OR_RETURN(ArchiveContent content, TorchContent(all, *kind, at));
   return std::move(content).MakePlan(FolderOf(*kind));
@@ -266,11 +256,11 @@ Result<Plan> RankView::MakePlan(std::string_view file) const {
 
 }  // namespace
 
-Result<std::shared_ptr<const View>> RankFormat::Open(std::shared_ptr<const StepModel> step,
-                                                     const Layout& layout) const {
-  CKPT_RETURN_IF_ERROR(CheckLayout(*step, layout));
-  CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
-  return std::make_shared<const RankView>(std::move(step), layout, std::move(names));
+Result<std::shared_ptr<const View>> RankFormat::Open(
+    std::shared_ptr<const ShownState> shown) const {
+  CKPT_RETURN_IF_ERROR(CheckLayout(shown->step(), shown->layout()));
+  CKPT_RETURN_IF_ERROR(shown->CheckNames());
+  return std::make_shared<const RankView>(std::move(shown));
 }
 
 }  // namespace ckptfs

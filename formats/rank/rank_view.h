@@ -11,27 +11,19 @@
 // N from 0 to the layout's world - 1.  docs/reference/view-formats.md has the rules.
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null: the shipped ones) must outlive the format.
 
 #pragma once
 
 #include <memory>
 
-#include "core/model/family.h"
 #include "core/view/view_format.h"
 
 namespace ckptfs {
 
 class RankFormat : public ViewFormat {
  public:
-  explicit RankFormat(const FamilySet* families = nullptr) : families_(families) {}
-
   std::string_view name() const override { return "rank"; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
-
- private:
-  const FamilySet* families_;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 };
 
 }  // namespace ckptfs

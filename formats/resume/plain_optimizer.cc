@@ -2,7 +2,6 @@
 
 #include "formats/resume/plain_optimizer.h"
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,18 +11,14 @@
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
 #include "core/view/reader_demands.h"
-#include "formats/dcp/document_entries.h"
-#include "formats/dcp/entries.h"
-#include "formats/dcp/implied_values.h"
 #include "formats/deepspeed/document_keys.h"
-#include "formats/torch/pickle/pickle_reader.h"
+#include "formats/optimizer/hyper_parameters.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {
 namespace {
 
 using Items = std::vector<std::pair<NodeId, NodeId>>;
-using States = std::map<ParameterIndex, std::map<std::string, AtomIndex>>;
 
 template <class... Words>
 tl::unexpected<Error> Refuse(const Words&... words) {
@@ -69,26 +64,14 @@ constexpr ReaderDemands kTorchOptimizer = {
     .optimizers = false,
 };
 
-Result<States> StatesOf(const StepModel& step) {
-  CKPT_RETURN_IF_ERROR(CheckDemands(step, kTorchOptimizer, Layout{}));
-  States states;
-  for (uint32_t i = 0; i < step.atoms.size(); ++i) {
-    const Atom& atom = step.atoms[i];
-    if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
-    states[atom.parameter].emplace(atom.kind, AtomIndex{i});
-  }
-  return states;
-}
-
 class Renderer {
  public:
-  explicit Renderer(const StepModel& step, States states)
-      : step_(step), states_(std::move(states)) {}
+  explicit Renderer(const ShownState& shown) : shown_(shown), step_(shown.step()) {}
 
   Result<ArchiveContent> Render() && {
     std::vector<NodeId> groups;
     for (size_t g = 0; g < step_.groups.size(); ++g) {
-      auto group = AddGroup(step_.groups[g]);
+      auto group = AddGroup(shown_.groups()[g]);
       if (!group) return Fail(std::move(group).error().WithContext(StrCat("group ", g)));
       groups.push_back(*group);
     }
@@ -103,68 +86,54 @@ class Renderer {
  private:
   // torch's optimizers count their steps in a 0-d fp32 tensor.
   Result<NodeId> Step(double number) {
-    CKPT_ASSIGN_OR_RETURN(std::string count, dcp::StepBytes(number));
+    CKPT_ASSIGN_OR_RETURN(std::string count, StepBytes(number));
     auto bytes = std::make_shared<const std::string>(std::move(count));
     return archive_.Tensor(DType::kF32, {}, {{bytes->size(), LiteralSegment{std::move(bytes)}}});
   }
 
-  Result<NodeId> State(const std::string& kind, AtomIndex index) {
+  Result<NodeId> State(AtomIndex index) {
     const Atom& atom = step_.atom(index);
     const auto number = NumberOf(atom);
-    if (kind == "step" && number) return Step(*number);
+    if (atom.kind == "step" && number) return Step(*number);
     if (atom.relation == Relation::kScalar) return archive_.Scalar(step_, index);
     return archive_.WholeAtom(step_, index, atom.dtype);
   }
 
   // A parameter that never had a gradient has no state, as in torch's own.
   Status AddStates(ParameterIndex parameter, std::optional<double> group_step) {
-    const auto found = states_.find(parameter);
+    const StatesByKind states = shown_.StatesOf(parameter);
     const int64_t number = next_++;
-    if (found == states_.end()) return {};
+    if (states.empty()) return {};
     PickleBuilder& pickle = archive_.pickle();
     Items items;
-    if (group_step && !found->second.contains("step")) {
+    if (group_step && !states.contains("step")) {
       CKPT_ASSIGN_OR_RETURN(const NodeId value, Step(*group_step));
       items.emplace_back(pickle.String("step"), value);
     }
-    for (const auto& [kind, atom] : found->second) {
-      CKPT_ASSIGN_OR_RETURN(const NodeId value, State(kind, atom));
+    for (const auto& [kind, atom] : states) {
+      CKPT_ASSIGN_OR_RETURN(const NodeId value, State(atom));
       items.emplace_back(pickle.String(kind), value);
     }
     state_.emplace_back(pickle.Int(number), pickle.Dict(items));
     return {};
   }
 
-  bool Has(const Group& group, std::string_view kind) const {
-    for (const ParameterIndex p : group.parameters) {
-      const auto found = states_.find(p);
-      if (found != states_.end() && found->second.contains(std::string(kind))) return true;
-    }
-    return false;
-  }
-
-  Result<NodeId> AddGroup(const Group& group) {
-    if (group.hyper_parameters.empty()) {
+  Result<NodeId> AddGroup(const ShownGroup& group) {
+    if (group.recorded->hyper_parameters.empty()) {
       return Refuse("the step does not have its learning rate and other hyper-parameters");
     }
-    CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
-    const PickleRef dict = RootOf(parsed.tree);
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree,
+                          TorchHyperParameters(shown_, group, /*trusted=*/false));
+    const PickleRef dict = RootOf(tree);
     PickleBuilder& pickle = archive_.pickle();
     Items items;
     for (const auto& [key, value] : dict.Items()) {
-      const auto name = key.String();
-      if (!name || *name == "params" || *name == "step" || !dcp::IsPlain(value)) continue;
-      items.emplace_back(pickle.String(*name), pickle.Copy(value));
-    }
-    if (Has(group, "exp_avg_sq")) {
-      CKPT_ASSIGN_OR_RETURN(const auto implied,
-                            dcp::ImpliedValues(step_, dict, Has(group, "max_exp_avg_sq")));
-      for (const auto& [key, value] : implied) {
-        items.emplace_back(pickle.String(key), value ? pickle.Bool(*value) : pickle.None());
-      }
+      if (key.String() == "step") continue;  // of each parameter
+      const NodeId name = pickle.Copy(key);
+      items.emplace_back(name, pickle.Copy(value));
     }
     std::vector<NodeId> members;
-    for (const ParameterIndex p : group.parameters) {
+    for (const ParameterIndex p : group.recorded->parameters) {
       members.push_back(pickle.Int(next_));
       CKPT_RETURN_IF_ERROR(AddStates(p, dict["step"].Number()));
     }
@@ -172,8 +141,8 @@ class Renderer {
     return pickle.Dict(items);
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
-  const States states_;
   ArchiveBuilder archive_;
   Items state_;
   int64_t next_ = 0;
@@ -181,10 +150,10 @@ class Renderer {
 
 }  // namespace
 
-Result<ArchiveContent> PlainOptimizer(const StepModel& step) {
-  CKPT_RETURN_IF_ERROR(CheckOrder(step));
-  CKPT_ASSIGN_OR_RETURN(States states, StatesOf(step));
-  return Renderer(step, std::move(states)).Render();
+Result<ArchiveContent> PlainOptimizer(const ShownState& shown) {
+  CKPT_RETURN_IF_ERROR(CheckOrder(shown.step()));
+  CKPT_RETURN_IF_ERROR(CheckDemands(shown, kTorchOptimizer, Layout{}));
+  return Renderer(shown).Render();
 }
 
 }  // namespace ckptfs

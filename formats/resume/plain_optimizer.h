@@ -21,13 +21,13 @@
 #pragma once
 
 #include "core/base/result.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs {
 
 // kUnsupported says why it is not certain whose the states are, or what has no place in
 // such a file.
-Result<ArchiveContent> PlainOptimizer(const StepModel& step);
+Result<ArchiveContent> PlainOptimizer(const ShownState& shown);
 
 }  // namespace ckptfs

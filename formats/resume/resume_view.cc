@@ -3,16 +3,14 @@
 #include "formats/resume/resume_view.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/io/root.h"
-#include "core/view/shard.h"
+#include "core/view/view_tree.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/step_files.h"
 #include "formats/dcp/view.h"
@@ -52,190 +50,6 @@ std::string TagOf(StepTool tool, const StepModel& step) {
 bool IsOfDeepSpeed(const StepModel& step) { return step.framework.starts_with("deepspeed"); }
 bool IsOfDcp(const StepModel& step) { return step.framework == "dcp"; }
 
-// A directory or a file of another format that stands in this one.
-struct Part {
-  std::string shown;  // below the top; empty: what is in it stands there
-  std::string inner;  // its name in `view`
-  std::shared_ptr<const View> view;
-};
-
-// The file that PlainOptimizer makes of the step, when it is read.
-struct MadeOptimizer {};
-// A file of the source, a text, or that.
-using Body = std::variant<BlobIndex, std::shared_ptr<const std::string>, MadeOptimizer>;
-struct ShownFile {
-  ViewEntry entry;
-  Body body;
-};
-using ShownFiles = std::map<std::string, ShownFile, std::less<>>;  // by path below the top
-
-ViewEntry FolderNamed(std::string_view name) {
-  return {std::string(name), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
-}
-
-class ResumeView : public View {
- public:
-  ResumeView(std::shared_ptr<const StepModel> step, std::string_view top, ShownFiles files,
-             std::vector<Part> parts, std::vector<std::string> left_out)
-      : step_(std::move(step)),
-        top_(top),
-        files_(std::move(files)),
-        parts_(std::move(parts)),
-        left_out_(std::move(left_out)) {}
-
-  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
-  Result<ViewEntry> Find(std::string_view path) const override;
-  Result<Plan> MakePlan(std::string_view file) const override;
-  std::vector<std::string> LeftOut() const override;
-  uint64_t MemoryBytes() const override;
-
- private:
-  tl::unexpected<Error> NoSuch(std::string_view path) const {
-    return Fail(ErrorCode::kNotFound, StrCat("no '", path,
-                                             "' in the files "
-                                             "that ",
-                                             top_, " resumes from"));
-  }
-  // The path behind "<top>/"; nothing for other paths.
-  std::optional<std::string_view> BelowTop(std::string_view path) const;
-  // The part that a path below the top is in; null if in none.
-  const Part* PartOf(std::string_view below) const;
-  bool HasFolder(std::string_view folder) const;
-
-  const std::shared_ptr<const StepModel> step_;
-  const std::string top_;
-  const ShownFiles files_;
-  const std::vector<Part> parts_;
-  const std::vector<std::string> left_out_;  // besides what its parts leave out
-};
-
-std::optional<std::string_view> ResumeView::BelowTop(std::string_view path) const {
-  if (path == top_) return std::string_view();
-  const bool below =
-      path.starts_with(top_) && path.size() > top_.size() + 1 && path[top_.size()] == '/';
-  return below ? std::optional(path.substr(top_.size() + 1)) : std::nullopt;
-}
-
-// The part's own name of a path that is in it.
-std::string InnerPath(const Part& part, std::string_view below) {
-  if (part.shown.empty()) return JoinPath(part.inner, std::string(below));
-  return StrCat(part.inner, below.substr(part.shown.size()));
-}
-
-const Part* ResumeView::PartOf(std::string_view below) const {
-  for (const Part& part : parts_) {
-    if (part.shown.empty()) {
-      if (!below.empty() && part.view->Find(InnerPath(part, below))) return &part;
-      continue;
-    }
-    const size_t length = part.shown.size();
-    const bool inside =
-        below.starts_with(part.shown) && (below.size() == length || below[length] == '/');
-    if (inside) return &part;
-  }
-  return nullptr;
-}
-
-// `folder` ends with '/'.
-bool ResumeView::HasFolder(std::string_view folder) const {
-  const auto behind = files_.lower_bound(folder);
-  return behind != files_.end() && behind->first.starts_with(folder);
-}
-
-Result<std::vector<ViewEntry>> ResumeView::List(std::string_view directory) const {
-  if (directory.empty()) return std::vector<ViewEntry>{FolderNamed(top_)};
-  const auto below = BelowTop(directory);
-  if (!below) return NoSuch(directory);
-  if (const Part* part = PartOf(*below)) return part->view->List(InnerPath(*part, *below));
-  const std::string folder = below->empty() ? "" : StrCat(*below, "/");
-  if (!folder.empty() && !HasFolder(folder)) return NoSuch(directory);
-  std::vector<ViewEntry> entries;
-  for (const Part& part : parts_) {
-    if (!folder.empty()) continue;
-    if (part.shown.empty()) {
-      CKPT_ASSIGN_OR_RETURN(const auto inside, part.view->List(part.inner));
-      entries.insert(entries.end(), inside.begin(), inside.end());
-      continue;
-    }
-    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, part.view->Find(part.inner));
-    entry.name = part.shown;
-    entries.push_back(std::move(entry));
-  }
-  for (auto at = files_.lower_bound(folder); at != files_.end() && at->first.starts_with(folder);
-       ++at) {
-    const std::string_view rest = std::string_view(at->first).substr(folder.size());
-    const size_t slash = rest.find('/');
-    if (slash == std::string_view::npos) {
-      entries.push_back(at->second.entry);
-    } else if (entries.empty() || entries.back().name != rest.substr(0, slash)) {
-      entries.push_back(FolderNamed(rest.substr(0, slash)));
-    }
-  }
-  return entries;
-}
-
-Result<ViewEntry> ResumeView::Find(std::string_view path) const {
-  const auto below = BelowTop(path);
-  if (!below) return NoSuch(path);
-  if (below->empty()) return FolderNamed(top_);
-  if (const Part* part = PartOf(*below)) {
-    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, part->view->Find(InnerPath(*part, *below)));
-    if (*below == part->shown) entry.name = part->shown;
-    return entry;
-  }
-  if (const auto file = files_.find(*below); file != files_.end()) return file->second.entry;
-  return HasFolder(StrCat(*below, "/")) ? Result<ViewEntry>(FolderNamed(LastComponent(*below)))
-                                        : NoSuch(path);
-}
-
-Result<Plan> ResumeView::MakePlan(std::string_view path) const {
-  const auto below = BelowTop(path);
-  if (!below) return NoSuch(path);
-  if (const Part* part = PartOf(*below)) return part->view->MakePlan(InnerPath(*part, *below));
-  const auto file = files_.find(*below);
-  if (file == files_.end()) return NoSuch(path);
-  if (std::holds_alternative<MadeOptimizer>(file->second.body)) {
-    CKPT_ASSIGN_OR_RETURN(ArchiveContent content, PlainOptimizer(*step_));
-    return std::move(content).MakePlan(kArchive);
-  }
-  PlanBuilder plan;
-  if (const auto* blob = std::get_if<BlobIndex>(&file->second.body)) {
-    plan.BlobRange(*blob, 0, file->second.entry.size);
-  } else {
-    plan.Literal(std::get<std::shared_ptr<const std::string>>(file->second.body));
-  }
-  return std::move(plan).Finish();
-}
-
-std::vector<std::string> ResumeView::LeftOut() const {
-  std::vector<std::string> lines = left_out_;
-  for (const Part& part : parts_) {
-    for (std::string& line : part.view->LeftOut()) lines.push_back(std::move(line));
-  }
-  return lines;
-}
-
-uint64_t ResumeView::MemoryBytes() const {
-  uint64_t bytes = sizeof(*this);
-  for (const std::string& line : left_out_) bytes += sizeof(line) + line.capacity();
-  for (const Part& part : parts_) bytes += sizeof(part) + part.view->MemoryBytes();
-  for (const auto& [path, file] : files_) {
-    bytes += sizeof(std::string) + path.capacity() + sizeof(file) + file.entry.name.capacity() +
-             4 * sizeof(void*);
-  }
-  return bytes;
-}
-
-ShownFile SourceFile(const StepModel& step, const std::string& path, BlobIndex blob) {
-  const std::string name = LastComponent(path);
-  return {{name, ViewEntry::Type::kFile, step.blob(blob).stamp.size, "", GuessReading(name)}, blob};
-}
-
-ShownFile TextFile(std::string_view name, const std::string& text) {
-  return {{std::string(name), ViewEntry::Type::kFile, text.size(), "", Reading::kRandom},
-          std::make_shared<const std::string>(text)};
-}
-
 // One of DeepSpeed's files of states, by its name: a job may have written others that end alike.
 bool IsStates(std::string_view path) {
   if (path.ends_with("/zero/optimizer_state.pt")) return true;
@@ -266,20 +80,6 @@ std::set<std::string> OwnDcpParts(const StepModel& step, const ToolFiles& files)
   return parts;
 }
 
-// All that the tool wrote but the states, in whose place the layout's are shown.
-ShownFiles FilesAround(const StepModel& step, const ToolFiles& files, const std::string& tag) {
-  std::set<std::string> states = OwnDcpParts(step, files);
-  if (!tag.empty()) states.insert(tag);
-  ShownFiles shown;
-  for (const auto& [path, blob] : files.files) {
-    const bool pointer =
-        std::find(std::begin(kPointers), std::end(kPointers), path) != std::end(kPointers);
-    const bool state = states.contains(path.substr(0, path.find('/') + 1));
-    if (!pointer && !state) shown.emplace(path, SourceFile(step, path, blob));
-  }
-  return shown;
-}
-
 // A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
 Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.dtype) {
@@ -291,86 +91,6 @@ Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.tp == 1 && layout.pp == 1 && layout.ep == 1) return {};
   return Fail(ErrorCode::kUnsupported,
               StrCat(tool, " without DeepSpeed saved whole tensors for data parallelism alone"));
-}
-
-// Nothing of the source has a name that something of the layout is shown under.
-void MakeRoom(std::string_view name, ShownFiles& shown) {
-  const std::string below = StrCat(name, "/");
-  std::erase_if(
-      shown, [&](const auto& file) { return file.first == name || file.first.starts_with(below); });
-}
-
-void Show(std::string_view name, ShownFile file, ShownFiles& shown) {
-  MakeRoom(name, shown);
-  shown.emplace(name, std::move(file));
-}
-
-// The directory of an engine, and the pointers to it.
-Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& layout,
-                    const FamilySet* families, const std::string& tag, ShownFiles& shown,
-                    std::vector<Part>& parts, std::vector<std::string>& left_out) {
-  auto universal = deepspeed::UniversalFormat(families).Open(step, layout);
-  // For another framework's step this is more than the tool saved.
-  if (!universal && !IsOfDeepSpeed(*step)) {
-    left_out.push_back(StrCat("DeepSpeed's directory: ", universal.error().message));
-    return {};
-  }
-  if (!universal) return Fail(std::move(universal).error());
-  parts.push_back({tag, StrCat(kUniversal, "/", step->id), *std::move(universal)});
-  for (const std::string_view pointer : kPointers) Show(pointer, TextFile(pointer, tag), shown);
-  return {};
-}
-
-// The one directory of Lightning's FSDPStrategy and ModelParallelStrategy, with the keys that the
-// strategy saved: what is in it stands beside the tool's own file.
-Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& layout,
-                  const FamilySet* families, ShownFiles& shown, std::vector<Part>& parts) {
-  if (!IsOfDcp(*step) || layout.keys != StateKeys::kAsSource) {
-    return Fail(ErrorCode::kUnsupported,
-                "Lightning's strategies ask for keys of their own: leave nested, flat, titan, "
-                "accelerate and numbered out of the layout");
-  }
-  if (!shown.contains(kLightningMeta)) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("the file ", kLightningMeta,
-                       " is missing in the step's directory; "
-                       "Lightning's "
-                       "strategies write it beside DCP's files: dcp/ has the step for any mesh"));
-  }
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
-  const std::string top(TopOf(StepTool::kLightning));
-  CKPT_ASSIGN_OR_RETURN(auto view, OpenDcpPart(step, layout, families, keys, {top, ""}));
-  std::erase_if(shown, [](const auto& file) { return dcp::IsFileName(LastComponent(file.first)); });
-  parts.push_back({"", top, std::move(view)});
-  return {};
-}
-
-// The two directories of an FSDP job: of the weights, and of the optimizer if there is one.
-Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
-               const FamilySet* families, StepTool tool, std::vector<Part>& parts,
-               std::vector<std::string>& left_out) {
-  if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
-    return Fail(
-        Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}.Needing(
-            "leave nested, flat, titan and numbered out of the layout"));
-  }
-  layout.keys = StateKeys::kAccelerate;
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
-  const bool optimizer = !step->groups.empty();
-  for (const bool states : {false, true}) {
-    if (states && !optimizer) continue;
-    const std::string name = StrCat(states ? kFsdpOptimizer : kFsdpModel, 0);
-    CKPT_ASSIGN_OR_RETURN(auto view, OpenDcpPart(step, layout, families, keys,
-                                                 {name, states ? keys.optimizer : keys.model}));
-    parts.push_back({name, name, std::move(view)});
-  }
-  if (optimizer) {
-    left_out.push_back(
-        "the optimizer's states under FSDP1: accelerate 1.15 asks for those of a "
-        "fresh "
-        "optimizer, which has none; under FSDP2 it takes them");
-  }
-  return {};
 }
 
 // Files of weights as transformers and accelerate write them, of one model; whatever else a job
@@ -389,47 +109,162 @@ bool IsWeights(std::string_view path) {
   return false;
 }
 
-// Trainer loads an optimizer where it finds a schedule beside it, and else says nothing.
-Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
-  if (tool != StepTool::kTrainer || shown.contains("scheduler.pt")) return {};
+// The files that a tool resumes from: those of the source that are not states, and in the place of
+// these what other formats make of what the layout shows.
+class Composer {
+ public:
+  Composer(std::shared_ptr<const ShownState> shown, StepTool tool, const ToolFiles& files);
+
+  // The directory of an engine, and the pointers to it.
+  Status AddUniversal();
+  // The one directory of Lightning's FSDPStrategy and ModelParallelStrategy, with the keys that the
+  // strategy saved: what is in it stands beside the tool's own file.
+  Status AddSharded();
+  // The two directories of an FSDP job: of the weights, and of the optimizer if there is one.
+  Status AddFsdp();
+  // The files that the tool would load of a DeepSpeed step if it went on without DeepSpeed:
+  // weights in the layout's dtype, and the optimizer, or why it is not there.
+  Status AddPlain();
+  // Trainer loads an optimizer where it finds a schedule beside it, and else says nothing.
+  Status CheckSchedule() const;
+
+  std::shared_ptr<const View> Finish() && { return std::move(tree_); }
+
+ private:
+  std::string PathOf(std::string_view name) const { return StrCat(top_, "/", name); }
+  // The name of a file that stands at the top or below it.
+  std::string_view NameOf(std::string_view path) const { return path.substr(top_.size() + 1); }
+  bool HasOwnWeights() const;
+
+  const std::shared_ptr<const ShownState> shown_;
+  const StepModel& step_;
+  const Layout& layout_;
+  const StepTool tool_;
+  const std::string_view top_;
+  const std::string tag_;  // of the source's states
+  const std::shared_ptr<ViewTree> tree_;
+};
+
+Composer::Composer(std::shared_ptr<const ShownState> shown, StepTool tool, const ToolFiles& files)
+    : shown_(std::move(shown)),
+      step_(shown_->step()),
+      layout_(shown_->layout()),
+      tool_(tool),
+      top_(TopOf(tool)),
+      tag_(OwnTag(step_, files)),
+      tree_(std::make_shared<ViewTree>(shown_)) {
+  std::set<std::string> states = OwnDcpParts(step_, files);
+  if (!tag_.empty()) states.insert(tag_);
+  for (const auto& [path, blob] : files.files) {
+    const bool pointer = std::ranges::find(kPointers, path) != std::end(kPointers);
+    const bool state = states.contains(path.substr(0, path.find('/') + 1));
+    if (!pointer && !state) {
+      tree_->AddBlob(PathOf(path), blob, GuessReading(LastComponent(path)));
+    }
+  }
+}
+
+Status Composer::AddUniversal() {
+  auto universal = deepspeed::UniversalFormat().Open(shown_);
+  // For another framework's step this is more than the tool saved.
+  if (!universal && !IsOfDeepSpeed(step_)) {
+    tree_->LeaveOut(StrCat("DeepSpeed's directory: ", universal.error().message));
+    return {};
+  }
+  if (!universal) return Fail(std::move(universal).error());
+  const auto tag = std::make_shared<const std::string>(TagOf(tool_, step_));
+  for (const std::string_view pointer : kPointers) tree_->AddText(PathOf(pointer), tag);
+  return tree_->AddPart(PathOf(*tag), *std::move(universal), StrCat(kUniversal, "/", step_.id));
+}
+
+Status Composer::AddSharded() {
+  if (!IsOfDcp(step_) || layout_.keys != StateKeys::kAsSource) {
+    return Fail(ErrorCode::kUnsupported,
+                "Lightning's strategies ask for keys of their own: leave nested, flat, titan, "
+                "accelerate and numbered out of the layout");
+  }
+  if (!tree_->Has(PathOf(kLightningMeta))) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("the file ", kLightningMeta,
+                       " is missing in the step's directory; Lightning's strategies write it "
+                       "beside DCP's files: dcp/ has the step for any mesh"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(step_, layout_.keys));
+  const std::string top(top_);
+  CKPT_ASSIGN_OR_RETURN(const auto view, OpenDcpPart(shown_, keys, {top, ""}));
+  tree_->Remove([](std::string_view path) { return dcp::IsFileName(LastComponent(path)); });
+  CKPT_ASSIGN_OR_RETURN(const auto entries, view->List(top));
+  for (const ViewEntry& entry : entries) {
+    CKPT_RETURN_IF_ERROR(tree_->AddPart(PathOf(entry.name), view, PathOf(entry.name)));
+  }
+  return {};
+}
+
+Status Composer::AddFsdp() {
+  if (layout_.keys != StateKeys::kAsSource && layout_.keys != StateKeys::kAccelerate) {
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool_), " asks for keys of its own")}
+                    .Needing("leave nested, flat, titan and numbered out of the layout"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(step_, StateKeys::kAccelerate));
+  const bool optimizer = !step_.groups.empty();
+  for (const bool states : {false, true}) {
+    if (states && !optimizer) continue;
+    const std::string name = StrCat(states ? kFsdpOptimizer : kFsdpModel, 0);
+    CKPT_ASSIGN_OR_RETURN(auto view,
+                          OpenDcpPart(shown_, keys, {name, states ? keys.optimizer : keys.model}));
+    CKPT_RETURN_IF_ERROR(tree_->AddPart(PathOf(name), std::move(view), name));
+  }
+  if (optimizer) {
+    tree_->LeaveOut(
+        "the optimizer's states under FSDP1: accelerate 1.15 asks for those of a fresh optimizer, "
+        "which has none; under FSDP2 it takes them");
+  }
+  return {};
+}
+
+Status Composer::CheckSchedule() const {
+  if (tool_ != StepTool::kTrainer || tree_->Has(PathOf("scheduler.pt"))) return {};
   return Fail(ErrorCode::kUnsupported,
               "Trainer loads an optimizer only beside a scheduler.pt, but the engine had the "
               "schedule");
 }
 
-// The files that the tool would load of a DeepSpeed step if it went on without DeepSpeed:
-// weights in the layout's dtype, and the optimizer, or why it is not there.
-Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
-                const FamilySet* families, StepTool tool, const std::string& tag, ShownFiles& shown,
-                std::vector<Part>& parts, std::vector<std::string>& left_out) {
-  const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
-  Status scheduled = CheckSchedule(tool, shown);
-  auto optimizer = scheduled ? PlainOptimizer(*step)
+// If one directory has several tags, the weights are those of one.
+bool Composer::HasOwnWeights() const {
+  const bool one =
+      tag_.empty() || !step_.id.ends_with(StrCat("-", tag_.substr(0, tag_.size() - 1)));
+  return one && tree_->Any([&](std::string_view path) {
+    return IsWeights(NameOf(path)) || NameOf(path).starts_with("adapter_model.");
+  });
+}
+
+Status Composer::AddPlain() {
+  const std::string name = tool_ == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
+  Status scheduled = CheckSchedule();
+  auto optimizer = scheduled ? PlainOptimizer(*shown_)
                              : Result<ArchiveContent>(Fail(std::move(scheduled).error()));
   if (!optimizer) {
-    const std::string why =
-        StrCat("There is no ", name,
-               " for a training without DeepSpeed: ", optimizer.error().message, "\n");
-    Show(kWhyNot, TextFile(kWhyNot, why), shown);
-    left_out.push_back(
-        StrCat(name, " for a training without DeepSpeed: ", optimizer.error().message));
+    std::string why =
+        StrCat(name, " for a training without DeepSpeed: ", optimizer.error().message);
+    tree_->AddText(PathOf(kWhyNot),
+                   std::make_shared<const std::string>(StrCat("There is no ", why, "\n")));
+    tree_->LeaveOut(std::move(why));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
-  Show(name, {{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}}, shown);
-  // If one directory has several tags, the weights are those of one.
-  const bool one = tag.empty() || !step->id.ends_with(StrCat("-", tag.substr(0, tag.size() - 1)));
-  const bool own = one && std::any_of(shown.begin(), shown.end(), [](const auto& file) {
-                     return IsWeights(file.first) || file.first.starts_with("adapter_model.");
-                   });
-  if (own && !layout.dtype) return {};
+  const auto make = [shown = shown_]() -> Result<Plan> {
+    CKPT_ASSIGN_OR_RETURN(ArchiveContent content, PlainOptimizer(*shown));
+    return std::move(content).MakePlan(kArchive);
+  };
+  tree_->AddMade(PathOf(name), size, Reading::kCopied, make);
+  if (HasOwnWeights() && !layout_.dtype) return {};
   Layout whole;
-  whole.dtype = layout.dtype;
-  whole.naming = layout.naming;
-  CKPT_ASSIGN_OR_RETURN(auto weights, RankFormat(families).Open(step, whole));
-  std::erase_if(shown, [](const auto& file) { return IsWeights(file.first); });
-  parts.push_back({std::string(kWeights), StrCat(kRank, kWeights), std::move(weights)});
-  return {};
+  whole.dtype = layout_.dtype;
+  whole.naming = layout_.naming;
+  CKPT_ASSIGN_OR_RETURN(auto weights,
+                        RankFormat().Open(ShownState::Of(shown_->shared_step(), whole)));
+  tree_->Remove([&](std::string_view path) { return IsWeights(NameOf(path)); });
+  return tree_->AddPart(PathOf(kWeights), std::move(weights), StrCat(kRank, kWeights));
 }
 
 constexpr std::string_view kNextEngine = "pytorch_model_";
@@ -464,39 +299,28 @@ Error NotItsOwn(const std::optional<ToolFiles>& files) {
 
 std::string_view ResumeFormat::name() const { return TopOf(tool_); }
 
-Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const StepModel> step,
-                                                       const Layout& layout) const {
-  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(*step));
+Result<std::shared_ptr<const View>> ResumeFormat::Open(
+    std::shared_ptr<const ShownState> shown) const {
+  const StepModel& step = shown->step();
+  const Layout layout = shown->layout();
+  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
   if (!files || files->tool != tool_) return Fail(NotItsOwn(files));
   const bool lightning = tool_ == StepTool::kLightning;
-  const bool fsdp = IsOfDcp(*step) || layout.keys == StateKeys::kAccelerate;
-  if (!IsOfDeepSpeed(*step) && !IsOfDcp(*step)) {
+  const bool fsdp = IsOfDcp(step) || layout.keys == StateKeys::kAccelerate;
+  if (!IsOfDeepSpeed(step) && !IsOfDcp(step)) {
     CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
   }
-  CKPT_RETURN_IF_ERROR(CheckOneModel(*step, *files));
-  const std::string tag = OwnTag(*step, *files);
-  ShownFiles shown = FilesAround(*step, *files, tag);
-  std::vector<Part> parts;
-  std::vector<std::string> left_out;
+  CKPT_RETURN_IF_ERROR(CheckOneModel(step, *files));
+  Composer composer(shown, tool_, *files);
   if (fsdp) {
-    if (IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckSchedule(tool_, shown));
-    CKPT_RETURN_IF_ERROR(lightning ? AddSharded(step, layout, families_, shown, parts)
-                                   : AddFsdp(step, layout, families_, tool_, parts, left_out));
+    if (IsOfDeepSpeed(step)) CKPT_RETURN_IF_ERROR(composer.CheckSchedule());
+    CKPT_RETURN_IF_ERROR(lightning ? composer.AddSharded() : composer.AddFsdp());
   }
   // Lightning's DeepSpeedStrategy asks the engine for what meta.pt has.
-  const bool engine = IsOfDeepSpeed(*step) || !step->groups.empty();
-  if (engine && !(fsdp && lightning)) {
-    CKPT_RETURN_IF_ERROR(
-        AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts, left_out));
-  }
-  if (IsOfDeepSpeed(*step) && !lightning) {
-    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, tag, shown, parts, left_out));
-  }
-  for (const Part& part : parts) {
-    if (!part.shown.empty()) MakeRoom(part.shown, shown);
-  }
-  return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),
-                                            std::move(parts), std::move(left_out));
+  const bool engine = IsOfDeepSpeed(step) || !step.groups.empty();
+  if (engine && !(fsdp && lightning)) CKPT_RETURN_IF_ERROR(composer.AddUniversal());
+  if (IsOfDeepSpeed(step) && !lightning) CKPT_RETURN_IF_ERROR(composer.AddPlain());
+  return std::move(composer).Finish();
 }
 
 }  // namespace ckptfs

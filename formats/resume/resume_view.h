@@ -23,14 +23,12 @@
 // (formats/resume/plain_optimizer.h).
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null) must outlive the format.
 
 #pragma once
 
 #include <memory>
 #include <string_view>
 
-#include "core/model/family.h"
 #include "core/view/view_format.h"
 #include "formats/tools/step_tree.h"
 
@@ -39,16 +37,13 @@ namespace ckptfs {
 class ResumeFormat : public ViewFormat {
  public:
   // REQUIRES: `tool` is not kNone.
-  explicit ResumeFormat(StepTool tool, const FamilySet* families = nullptr)
-      : tool_(tool), families_(families) {}
+  explicit ResumeFormat(StepTool tool) : tool_(tool) {}
 
   std::string_view name() const override;
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 
  private:
   const StepTool tool_;
-  const FamilySet* families_;
 };
 
 }  // namespace ckptfs

@@ -3,6 +3,7 @@
 #include "formats/torch/pickle_value.h"
 
 #include <algorithm>
+#include <set>
 
 namespace ckptfs {
 namespace {
@@ -234,6 +235,30 @@ PickleRef PickleRef::State() const {
 
 PickleRef PickleRef::Arguments() const {
   return tree_ != nullptr && IsCall(node()) ? PickleRef(tree_, node().children[1]) : PickleRef();
+}
+
+bool AnyNode(PickleRef value, const std::function<bool(const PickleNode&)>& condition) {
+  std::vector<NodeId> work = {value.id()};
+  std::set<NodeId> seen;
+  while (!work.empty()) {
+    const NodeId id = work.back();
+    work.pop_back();
+    if (!seen.insert(id).second) continue;
+    const PickleNode& node = value.tree().nodes[id];
+    if (condition(node)) return true;
+    ForEachEdge(node, value.tree().ExtraOf(node), [&](NodeId child) { work.push_back(child); });
+  }
+  return false;
+}
+
+bool IsOfClass(const PickleNode& node) {
+  return node.kind == Kind::kGlobal || node.kind == Kind::kReduce || node.kind == Kind::kObject ||
+         node.kind == Kind::kPersistent;
+}
+
+bool RunsNoCode(PickleRef value) {
+  return !AnyNode(value,
+                  [](const PickleNode& n) { return IsOfClass(n) || n.kind == Kind::kTensor; });
 }
 
 }  // namespace ckptfs

@@ -168,4 +168,12 @@ class PickleRef {
 
 inline PickleRef RootOf(const PickleTree& tree) { return PickleRef(&tree, tree.root); }
 
+// True if the condition holds for any node of the value, itself included.
+bool AnyNode(PickleRef value, const std::function<bool(const PickleNode&)>& condition);
+// True if the node names a class or a function, or is made by one.
+bool IsOfClass(const PickleNode& node);
+// True if loading the value runs no code of the checkpoint's: numbers, texts, bytes and containers
+// of them.
+bool RunsNoCode(PickleRef value);
+
 }  // namespace ckptfs

@@ -17,7 +17,6 @@
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/plan_reader.h"
-#include "formats/rank/rank_tensors.h"
 #include "formats/registry.h"
 
 namespace ckptfs {
@@ -46,19 +45,18 @@ Result<uint64_t> SpanOf(const StoredTensor& tensor) {
 
 // [optimizer, kind, parameter] of the states that a rank's files do not name by their optimizer,
 // of what several optimizers have.
-Json FirstOwners(const StepModel& model) {
+Json FirstOwners(const ShownState& shown) {
+  const StepModel& model = shown.step();
   std::map<ParameterIndex, std::set<std::string>> optimizers;
   for (const Group& group : model.groups) {
     for (const ParameterIndex p : group.parameters) optimizers[p].insert(group.optimizer);
   }
-  const ParameterAtoms atoms(model);
   Json owners = Json::array();
   for (const auto& [parameter, having] : optimizers) {
     if (having.size() < 2) continue;
-    const auto held = atoms.Of(parameter);
-    for (size_t i = 0; i < held.size(); ++i) {
-      const Atom& atom = model.atom(held[i]);
-      if (atom.kind == "weight" || !IsFirstOfKind(model, held, i)) continue;
+    for (const ShownAtom& held : shown.AtomsOf(parameter)) {
+      const Atom& atom = model.atom(held.atom);
+      if (atom.kind == "weight" || !held.first) continue;
       owners.push_back({atom.optimizer, atom.kind, model.parameter(parameter).name});
     }
   }
@@ -181,7 +179,7 @@ StepAnswers::Answer StepAnswers::Describe() {
   text_ = Json({{"id", step_->record.id},
                 {"groups", std::move(groups)},
                 {"documents", std::move(documents)},
-                {"owners", FirstOwners(model)},
+                {"owners", FirstOwners(views_->shown())},
                 {"numbers", std::move(numbers)}})
               .dump(-1, ' ', false, Json::error_handler_t::replace);
   return std::as_bytes(std::span<const char>(text_));

@@ -32,7 +32,7 @@ void ViewFormatSuite::SetUp() {
   step_ = std::make_unique<TinyStep>(GetParam().step);
   format_ = GetParam().format();
   layout_ = Layout::Parse(GetParam().layout).value();
-  auto view = format_->Open(step_->shared(), layout_);
+  auto view = format_->Open(ShownState::Of(step_->shared(), layout_));
   ASSERT_TRUE(view.has_value()) << view.error().message;
   view_ = *std::move(view);
 }
@@ -110,7 +110,7 @@ TEST_P(ViewFormatSuite, AnySplitGivesTheSameBytes) {
 }
 
 TEST_P(ViewFormatSuite, TheSameBytesFromANewObject) {
-  const auto other = GetParam().format()->Open(step_->shared(), layout_);
+  const auto other = GetParam().format()->Open(ShownState::Of(step_->shared(), layout_));
   ASSERT_TRUE(other.has_value());
   for (const auto& [path, size] : Files()) {
     const std::string first = Render(path);
@@ -126,7 +126,7 @@ TEST_P(ViewFormatSuite, KeepsWhatItNeeds) {
   format_.reset();
   auto copy = std::make_shared<const StepModel>(step_->model());
   const std::weak_ptr<const StepModel> kept = copy;
-  auto view = GetParam().format()->Open(std::move(copy), layout_);
+  auto view = GetParam().format()->Open(ShownState::Of(std::move(copy), layout_));
   ASSERT_TRUE(view.has_value());
   EXPECT_FALSE(kept.expired());
   for (const auto& [path, size] : Files()) {

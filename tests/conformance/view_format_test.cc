@@ -30,7 +30,7 @@ ViewFormatCase HuggingFace(std::string name, std::string layout, TinyStepOptions
       models.files.push_back(
           {file, std::make_shared<const std::string>(R"({"dtype": "float32"})")});
     }
-    return std::make_unique<HuggingFaceFormat>(nullptr, std::move(models));
+    return std::make_unique<HuggingFaceFormat>(std::move(models));
   };
   return {std::move(name), make, step, std::move(layout)};
 }
@@ -44,7 +44,7 @@ ViewFormatCase Resume(std::string name, StepTool tool, std::string layout,
 
 // Cuts whatever has 64 bytes.
 ViewFormatCase Dcp(std::string name, std::string layout, TinyStepOptions step = {}) {
-  const auto make = [] { return std::make_unique<DcpFormat>(nullptr, 64); };
+  const auto make = [] { return std::make_unique<DcpFormat>(64); };
   return {std::move(name), make, step, std::move(layout)};
 }
 

@@ -73,7 +73,7 @@ Status WriteView(const std::shared_ptr<const StepModel>& step,
   const auto blobs = BlobReader::Create(*step, BlobReader::Options{});
   for (const auto& format : MakeViewFormats()) {
     if (format->name() != arguments[2]) continue;
-    CKPT_ASSIGN_OR_RETURN(const auto view, format->Open(step, layout));
+    CKPT_ASSIGN_OR_RETURN(const auto view, format->Open(ShownState::Of(step, layout)));
     return WriteTree(*view, *step, *blobs, "", arguments.size() > 4 ? arguments[4] : "",
                      arguments[3]);
   }

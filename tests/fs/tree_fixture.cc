@@ -171,13 +171,14 @@ Result<Plan> FakeView::MakePlan(std::string_view file) const {
 
 }  // namespace
 
-Result<std::shared_ptr<const View>> FakeFormat::Open(std::shared_ptr<const StepModel> step,
-                                                     const Layout& layout) const {
+Result<std::shared_ptr<const View>> FakeFormat::Open(
+    std::shared_ptr<const ShownState> shown) const {
+  const Layout& layout = shown->layout();
   ++opens;
   if (throws.fetch_sub(1) > 0) throw std::bad_alloc();
   throws = 0;
   if (layout.tp <= max_tp && kRows % layout.tp == 0) {
-    return std::make_shared<const FakeView>(*this, std::move(step), layout);
+    return std::make_shared<const FakeView>(*this, shown->shared_step(), layout);
   }
   return Fail(ErrorCode::kUnsupported, StrCat("tp ", layout.tp, " does not fit"));
 }

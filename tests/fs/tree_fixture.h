@@ -36,8 +36,7 @@ class FakeFormat : public ViewFormat {
   explicit FakeFormat(std::string name = "rank") : name_(std::move(name)) {}
   std::string_view name() const override { return name_; }
   // The format must outlive its views.
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 
   std::atomic<uint64_t> max_tp{16};
   mutable std::atomic<int> throws{0};     // so many opens throw

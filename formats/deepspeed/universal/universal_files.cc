@@ -7,14 +7,13 @@
 #include <set>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_weight.h"
 #include "core/view/shard.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
 #include "formats/deepspeed/universal/universal_readers.h"
-#include "formats/torch/pickle/pickle_reader.h"
+#include "formats/optimizer/hyper_parameters.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
@@ -85,15 +84,16 @@ std::vector<std::string> ClientKeys(const StepModel& step) {
 
 // For a step without an optimizer's states: the weights that a tensor-parallel
 // rank holds, for load_checkpoint(load_module_only=True).
-Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames& names,
-                  uint32_t rank, ArchiveBuilder& archive, PickleItems& module) {
+Status SetWeights(const ShownState& shown, uint32_t rank, ArchiveBuilder& archive,
+                  PickleItems& module) {
+  const StepModel& step = shown.step();
   Layout cut;
-  cut.tp = layout.tp;
+  cut.tp = shown.layout().tp;
   const RankCoordinate at = CoordinateOf(cut, rank);
-  std::map<ParameterIndex, NodeId> shown;
+  std::map<ParameterIndex, NodeId> values;
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const ParameterIndex index{i};
-    const auto weight = WeightOf(step, layout, index);
+    const auto& weight = shown.FindWeight(index);
     if (step.parameters[i].role == Role::kBuffer || !IsOfModel(step.parameters[i]) || !weight) {
       continue;
     }
@@ -104,31 +104,32 @@ Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames&
     const AtomSegment segment{weight->atom, std::move(local), 0, elements, weight->dtype};
     CKPT_ASSIGN_OR_RETURN(const NodeId value,
                           archive.Tensor(weight->dtype, shape, {{bytes, segment}}));
-    module.emplace_back(archive.pickle().String(names.parameters[i]), value);
-    shown.emplace(index, value);
+    module.emplace_back(archive.pickle().String(shown.NameOf(index)), value);
+    values.emplace(index, value);
   }
-  for (size_t i = 0; i < step.aliases.size(); ++i) {
-    const auto value = shown.find(step.aliases[i].parameter);
-    if (value == shown.end() || names.aliases[i].empty()) continue;
-    module.emplace_back(archive.pickle().String(names.aliases[i]), value->second);
+  for (const Alias& alias : shown.aliases()) {
+    const auto value = values.find(alias.parameter);
+    if (value == values.end()) continue;
+    module.emplace_back(archive.pickle().String(alias.name), value->second);
   }
   return {};
 }
 
 // Buffers, which the universal loader never restores, for a caller that wants to
 // load them by hand; they are small.
-Status SetModule(const StepModel& step, const Layout& layout, const ShownNames& names,
-                 uint32_t rank, ArchiveBuilder& archive, DictBuilder& dict) {
+Status SetModule(const ShownState& shown, uint32_t rank, ArchiveBuilder& archive,
+                 DictBuilder& dict) {
+  const StepModel& step = shown.step();
   PickleItems module;
   std::vector<NodeId> buffer_names;
-  if (IsWeightsOnly(step) && layout.pp == 1) {
-    CKPT_RETURN_IF_ERROR(SetWeights(step, layout, names, rank, archive, module));
+  if (IsWeightsOnly(step) && shown.layout().pp == 1) {
+    CKPT_RETURN_IF_ERROR(SetWeights(shown, rank, archive, module));
   }
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     if (step.parameters[i].role != Role::kBuffer) continue;
     auto atom = step.FindAtom(ParameterIndex{i}, "weight");
     if (!atom) continue;
-    const NodeId name = archive.pickle().String(names.parameters[i]);
+    const NodeId name = archive.pickle().String(shown.NameOf(ParameterIndex{i}));
     CKPT_ASSIGN_OR_RETURN(const NodeId value,
                           archive.WholeAtom(step, *atom, step.atom(*atom).dtype));
     module.emplace_back(name, value);
@@ -141,12 +142,12 @@ Status SetModule(const StepModel& step, const Layout& layout, const ShownNames& 
 
 // The loader never restores frozen parameters and they may be the whole model,
 // so only their shapes are told.
-void SetFrozenShapes(const StepModel& step, const ShownNames& names, ArchiveBuilder& archive,
-                     DictBuilder& dict) {
+void SetFrozenShapes(const ShownState& shown, ArchiveBuilder& archive, DictBuilder& dict) {
+  const StepModel& step = shown.step();
   PickleItems shapes;
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     if (step.parameters[i].role != Role::kFrozen) continue;
-    const NodeId name = archive.pickle().String(names.parameters[i]);
+    const NodeId name = archive.pickle().String(shown.NameOf(ParameterIndex{i}));
     shapes.emplace_back(name, archive.pickle().Size(step.parameters[i].shape));
   }
   if (shapes.empty()) return;
@@ -162,21 +163,24 @@ void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict
   dict.Set(kParallelDimensions, std::move(degrees).Finish());
 }
 
-// The pickled dict of a group's hyper-parameters; empty if nothing is known.
+// The dict of a group's hyper-parameters; empty if nothing is known.
 // ZeRO-1 in its elastic form saves none: the scheduler's last rate stands in,
 // without which the first step would run at a fresh engine's warm-up rate.
-Result<std::string> HyperParameters(const StepModel& step, size_t group) {
-  if (!step.groups[group].hyper_parameters.empty()) return step.groups[group].hyper_parameters;
+Result<PickleTree> HyperParameters(const StepModel& step, size_t group) {
   const Document* scheduler = step.FindDocument(kLrScheduler);
-  if (scheduler == nullptr) return std::string();
+  if (scheduler == nullptr || !step.groups[group].hyper_parameters.empty()) {
+    return RecordedHyperParameters(step.groups[group]);
+  }
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*scheduler));
   const PickleRef root = RootOf(tree);
   const PickleRef rates = root && root.IsDict() ? root["_last_lr"] : PickleRef();
-  if (!rates || !rates.IsSequence() || rates.size() != step.groups.size()) return std::string();
+  if (!rates || !rates.IsSequence() || rates.size() != step.groups.size()) {
+    return RecordedHyperParameters(step.groups[group]);
+  }
   PickleBuilder builder;
   const NodeId rate = builder.Copy(rates.at(group));
   const NodeId dict = builder.Dict({{builder.String("lr"), rate}});
-  return PrintPickle(std::move(builder).Finish(dict));
+  return std::move(builder).Finish(dict);
 }
 
 // One group's dict.  The names of expert groups say the source's ep size and
@@ -184,10 +188,8 @@ Result<std::string> HyperParameters(const StepModel& step, size_t group) {
 Result<PickleItems> GroupItems(const StepModel& step, size_t group, PickleBuilder& pickle,
                                const std::set<std::string>* only) {
   PickleItems items;
-  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, HyperParameters(step, group));
-  if (hyper_parameters.empty()) return items;
-  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(hyper_parameters));
-  const PickleRef dict = RootOf(parsed.tree);
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, HyperParameters(step, group));
+  const PickleRef dict = RootOf(tree);
   const bool experts = dict["moe"].Bool().value_or(false);
   for (const auto& [key, value] : dict.Items()) {
     const std::string name(key.String().value_or(""));
@@ -197,21 +199,6 @@ Result<PickleItems> GroupItems(const StepModel& step, size_t group, PickleBuilde
     items.emplace_back(shown, pickle.Copy(value));
   }
   return items;
-}
-
-// Each key of a group with its value as printed.
-Result<std::map<std::string, std::string>> PrintedItems(const StepModel& step, size_t group) {
-  std::map<std::string, std::string> printed;
-  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, HyperParameters(step, group));
-  if (hyper_parameters.empty()) return printed;
-  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(hyper_parameters));
-  for (const auto& [key, value] : RootOf(parsed.tree).Items()) {
-    PickleBuilder builder;
-    const NodeId copy = builder.Copy(value);
-    CKPT_ASSIGN_OR_RETURN(printed[std::string(key.String().value_or(""))],
-                          PrintPickle(std::move(builder).Finish(copy)));
-  }
-  return printed;
 }
 
 // The keys that all groups share, and for each other key two groups that differ in it.
@@ -224,26 +211,26 @@ Result<ComparedGroups> CompareGroups(const StepModel& step) {
   ComparedGroups out;
   std::map<std::string, std::pair<size_t, std::string>> first;  // the first group with the key
   for (size_t g = 0; g < step.groups.size(); ++g) {
-    CKPT_ASSIGN_OR_RETURN(const auto printed, PrintedItems(step, g));
-    for (const auto& [key, value] : printed) {
-      const auto [seen, added] = first.try_emplace(key, g, value);
-      if (added && g > 0) out.differing.try_emplace(key, 0, g);  // group 0 lacks it
-      if (seen->second.second != value) out.differing.try_emplace(key, seen->second.first, g);
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, HyperParameters(step, g));
+    const PickleRef dict = RootOf(tree);
+    for (const auto& [key, value] : dict.Items()) {
+      PickleBuilder builder;
+      const NodeId copy = builder.Copy(value);
+      CKPT_ASSIGN_OR_RETURN(const std::string printed,
+                            PrintPickle(std::move(builder).Finish(copy)));
+      const std::string name(key.String().value_or(""));
+      const auto [seen, added] = first.try_emplace(name, g, printed);
+      if (added && g > 0) out.differing.try_emplace(name, 0, g);  // group 0 lacks it
+      if (seen->second.second != printed) out.differing.try_emplace(name, seen->second.first, g);
     }
     for (const auto& [key, seen] : first) {
-      if (!printed.contains(key)) out.differing.try_emplace(key, seen.first, g);
+      if (!dict[key]) out.differing.try_emplace(key, seen.first, g);
     }
   }
   for (const auto& [key, seen] : first) {
     if (!out.differing.contains(key)) out.shared.insert(key);
   }
   return out;
-}
-
-// ZeRO-3 copies group 0's keys into every group: what all groups share.
-Result<std::set<std::string>> SharedKeys(const StepModel& step) {
-  CKPT_ASSIGN_OR_RETURN(ComparedGroups compared, CompareGroups(step));
-  return std::move(compared.shared);
 }
 
 // True if a flattened state dict says hyper-parameters by parameter, and does not say which
@@ -259,8 +246,8 @@ Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
   CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
   if (flattened && !step.groups.empty()) {  // keep what is true of every possible group
-    CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
-    CKPT_ASSIGN_OR_RETURN(const PickleItems items, GroupItems(step, 0, pickle, &shared));
+    CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
+    CKPT_ASSIGN_OR_RETURN(const PickleItems items, GroupItems(step, 0, pickle, &compared.shared));
     const NodeId every = pickle.Dict(items);
     return pickle.List(std::vector<NodeId>(kParameterGroups, every));
   }
@@ -279,13 +266,14 @@ std::string FirstOf(const StepModel& step, size_t group) {
 }
 
 // {'state': {0: {'step': S}}, 'param_groups': [shared]} for the stage-3 loader.
-Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& index,
+Result<NodeId> StageThreeState(const ShownState& shown, const UniversalIndex& index,
                                ArchiveBuilder& archive) {
+  const StepModel& step = shown.step();
   PickleBuilder& pickle = archive.pickle();
   PickleItems state;
   // Such an engine asks for the step.  Where it would lose a state of another name it gets none,
   // and fails instead.
-  const bool loads = StageThreeLoads(step);
+  const bool loads = StageThreeLoads(shown);
   for (const UniversalParameter& parameter : index.parameters) {
     if (!loads) break;
     auto found = std::find_if(parameter.states.begin(), parameter.states.end(),
@@ -296,10 +284,11 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
     state.emplace_back(pickle.Int(0), first);
     break;
   }
-  CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
+  // The engine copies group 0's keys into every group: what all groups share.
+  CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
   PickleItems items;
   if (!step.groups.empty()) {
-    CKPT_ASSIGN_OR_RETURN(items, GroupItems(step, 0, pickle, &shared));
+    CKPT_ASSIGN_OR_RETURN(items, GroupItems(step, 0, pickle, &compared.shared));
   }
   const NodeId groups = pickle.List({pickle.Dict(items)});
   return pickle.Dict(
@@ -357,13 +346,13 @@ uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t
   return differ ? static_cast<uint32_t>(rank * source_files / index.model_files) : 0;
 }
 
-Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
-                                       const ShownNames& names, uint32_t source_rank) {
+Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_rank) {
+  const StepModel& step = shown.step();
   ArchiveBuilder archive;
   DictBuilder dict(archive);
-  CKPT_RETURN_IF_ERROR(SetModule(step, layout, names, source_rank, archive, dict));
-  SetFrozenShapes(step, names, archive, dict);
-  SetDegrees(layout, archive, dict);
+  CKPT_RETURN_IF_ERROR(SetModule(shown, source_rank, archive, dict));
+  SetFrozenShapes(shown, archive, dict);
+  SetDegrees(shown.layout(), archive, dict);
   for (std::string_view key : kModelStateKeys) {
     CKPT_RETURN_IF_ERROR(dict.SetDocument(key, ScopedDocument(step, key, source_rank)));
   }
@@ -372,8 +361,7 @@ Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layo
   dict.Set(kSkippedSteps, uint64_t{0});
   dict.Set(kLrScheduler, archive.pickle().None());
   const Document* source_info = step.FindDocument("client/universal_checkpoint_info");
-  CKPT_ASSIGN_OR_RETURN(const NodeId info,
-                        UniversalInfo(step, layout, names, source_info, archive));
+  CKPT_ASSIGN_OR_RETURN(const NodeId info, UniversalInfo(shown, source_info, archive));
   for (const std::string& key : ClientKeys(step)) {
     if (key == "universal_checkpoint_info") continue;
     const Document* value = ScopedDocument(step, StrCat(kClientPrefix, key), source_rank);
@@ -384,14 +372,15 @@ Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layo
   return std::move(archive).Finish(std::move(dict).Finish());
 }
 
-Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index) {
+Result<ArchiveContent> OptimizerState(const ShownState& shown, const UniversalIndex& index) {
+  const StepModel& step = shown.step();
   ArchiveBuilder archive;
   DictBuilder dict(archive);
   CKPT_RETURN_IF_ERROR(SetZeroScalars(step, dict));
   CKPT_RETURN_IF_ERROR(SetVersion(step, archive, dict));
   CKPT_ASSIGN_OR_RETURN(const NodeId groups, ParamGroups(step, archive.pickle()));
   dict.Set("param_groups", groups);
-  CKPT_ASSIGN_OR_RETURN(const NodeId three, StageThreeState(step, index, archive));
+  CKPT_ASSIGN_OR_RETURN(const NodeId three, StageThreeState(shown, index, archive));
   dict.Set("optimizer_state_dict", three);
   return std::move(archive).Finish(std::move(dict).Finish());
 }
@@ -424,9 +413,10 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
   return std::move(archive).Finish(pickle.Dict(items));
 }
 
-Result<std::string> HyperParametersLeftOut(const StepModel& step, const Layout& layout) {
+Result<std::string> HyperParametersLeftOut(const ShownState& shown) {
+  const StepModel& step = shown.step();
   CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
-  if (!flattened && layout.zero != 3) return std::string();
+  if (!flattened && shown.layout().zero != 3) return std::string();
   CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
   if (compared.differing.empty()) return std::string();
   std::map<std::pair<size_t, size_t>, std::string> keys;  // by who differs

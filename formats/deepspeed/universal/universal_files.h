@@ -17,9 +17,7 @@
 #pragma once
 
 #include "core/base/result.h"
-#include "core/dialect/shown_names.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/torch/archive_builder.h"
 
@@ -32,12 +30,11 @@ namespace ckptfs::deepspeed {
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank);
 
 // The source rank of that model-parallel rank: files of ranks with one source rank are equal.
-Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
-                                       const ShownNames& names, uint32_t source_rank);
-Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);
-// The hyper-parameters that OptimizerState does not give an engine of that layout because groups
+Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_rank);
+Result<ArchiveContent> OptimizerState(const ShownState& shown, const UniversalIndex& index);
+// The hyper-parameters that OptimizerState does not give an engine of the layout because groups
 // differ in them, a line for the user; empty if it gives all.
-Result<std::string> HyperParametersLeftOut(const StepModel& step, const Layout& layout);
+Result<std::string> HyperParametersLeftOut(const ShownState& shown);
 Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
                                       const UniversalState& state);
 

@@ -3,12 +3,9 @@
 #include "formats/deepspeed/universal/universal_index.h"
 
 #include <algorithm>
-#include <set>
 #include <unordered_map>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_names.h"
-#include "core/view/reader_demands.h"
 #include "core/view/shard.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 
@@ -27,64 +24,49 @@ Status CheckComponent(const std::string& name, std::string_view what) {
   return {};
 }
 
-// The file name of an optimizer state; empty: not shown.
-std::string FileOf(const Atom& atom) {
-  if (atom.kind == "master") return "fp32";
-  if (atom.kind == "weight" || atom.kind == "grad") return "";
-  return atom.kind;
-}
-
-// The states of every parameter, as far as universal files can say them.
+// The states of every trained parameter, as far as universal files can say them.
 class Collector {
  public:
-  Collector(const StepModel& step, UniversalIndex& index) : step_(step), index_(index) {}
+  Collector(const ShownState& shown, UniversalIndex& index)
+      : shown_(shown), step_(shown.step()), index_(index) {}
 
   Status Collect() {
-    states_.resize(step_.parameters.size());
-    for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
-      CKPT_RETURN_IF_ERROR(Take(AtomIndex{i}));
+    files_.resize(step_.parameters.size());
+    for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
+      if (step_.parameters[i].role != Role::kTrainable) continue;
+      CKPT_RETURN_IF_ERROR(Take(ParameterIndex{i}));
     }
-    CKPT_RETURN_IF_ERROR(FillWeights());
     FillMissing();
     return {};
   }
 
-  std::vector<UniversalState> Of(ParameterIndex parameter) {
+  std::vector<UniversalState> Of(ParameterIndex parameter) const {
     std::vector<UniversalState> states;
-    for (auto& [file, atoms] : states_[static_cast<uint32_t>(parameter)]) {
-      states.push_back(UniversalState{file, atoms});
+    for (const auto& [file, atoms] : files_[static_cast<uint32_t>(parameter)]) {
+      states.push_back(UniversalState{std::string(file), atoms});
     }
     return states;
   }
 
  private:
-  Status Take(AtomIndex index) {
-    const Atom& atom = step_.atom(index);
-    const Parameter& parameter = step_.parameter(atom.parameter);
-    const std::string file = FileOf(atom);
-    if (parameter.role != Role::kTrainable || file.empty()) return {};
-    if ((atom.kind == "fp32") || (file == "step" && atom.relation != Relation::kScalar)) {
-      return Fail(Error{ErrorCode::kUnsupported,
-                        StrCat("optimizer state '", atom.kind, "' has a reserved file name")}
-                      .OfParameter(parameter.name));
-    }
-    // No reader asks for other states (CheckDemands), or its optimizer computes them anew.
-    if (atom.relation != Relation::kSame && file != "step") return {};
-    CKPT_RETURN_IF_ERROR(CheckComponent(file + ".pt", "optimizer state"));
-    auto& mine = states_[static_cast<uint32_t>(atom.parameter)];
-    mine.emplace(file, std::vector<AtomIndex>{index});  // the first optimizer's
-    return {};
-  }
+  using Files = std::map<std::string_view, std::vector<AtomIndex>>;
 
-  Status FillWeights() {
-    for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
-      if (step_.parameters[i].role != Role::kTrainable || states_[i].contains("fp32")) continue;
-      auto weight = step_.FindAtom(ParameterIndex{i}, "weight");
-      if (!weight) {
-        return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(
-            step_.parameters[i].name));
+  Status Take(ParameterIndex parameter) {
+    Files& files = files_[static_cast<uint32_t>(parameter)];
+    const std::string& name = step_.parameter(parameter).name;
+    CKPT_ASSIGN_OR_RETURN(const ShownWeight weight, shown_.WeightOf(parameter));
+    files["fp32"] = {step_.FindAtom(parameter, "master").value_or(weight.atom)};
+    for (const auto& [kind, index] : shown_.StatesOf(parameter)) {
+      const Relation relation = step_.atom(index).relation;
+      if (kind == "fp32" || (kind == "step" && relation != Relation::kScalar)) {
+        return Fail(Error{ErrorCode::kUnsupported,
+                          StrCat("optimizer state '", kind, "' has a reserved file name")}
+                        .OfParameter(name));
       }
-      states_[i].emplace("fp32", std::vector<AtomIndex>{*weight});
+      // No reader asks for other states (CheckDemands), or its optimizer computes them anew.
+      if (relation != Relation::kSame && kind != "step") continue;
+      CKPT_RETURN_IF_ERROR(CheckComponent(StrCat(kind, ".pt"), "optimizer state"));
+      files[kind] = {index};
     }
     return {};
   }
@@ -92,36 +74,29 @@ class Collector {
   // The loader wants the same files for every parameter of a group.  A group that has no states at
   // all begins anew.
   void FillMissing() {
-    const GroupedStates grouped = GroupStates(step_);
-    const bool any = HasStates(step_);
-    for (size_t g = 0; g < grouped.members.size(); ++g) {
-      const std::vector<ParameterIndex>& members = grouped.members[g];
-      std::set<std::string> files;
-      std::vector<AtomIndex> step_of_any;
-      for (const ParameterIndex p : members) {
-        for (const auto& [file, atoms] : states_[static_cast<uint32_t>(p)]) {
-          if (file == "step" && step_of_any.empty()) step_of_any = atoms;
-          files.insert(file);
+    for (size_t g = 0; g < shown_.groups().size(); ++g) {
+      const ShownGroup& group = shown_.groups()[g];
+      Files missing;  // zeros, but for the step
+      for (const ParameterIndex p : group.members) {
+        for (const auto& [file, atoms] : files_[static_cast<uint32_t>(p)]) {
+          missing.try_emplace(file, file == "step" ? atoms : std::vector<AtomIndex>());
         }
       }
-      for (const ParameterIndex p : members) {
-        auto& mine = states_[static_cast<uint32_t>(p)];
-        for (const std::string& file : files) {
-          mine.try_emplace(file, file == "step" ? step_of_any : std::vector<AtomIndex>{});
-        }
+      for (const ParameterIndex p : group.members) {
+        files_[static_cast<uint32_t>(p)].insert(missing.begin(), missing.end());
       }
-      if (any && !members.empty() && grouped.kinds[g].empty()) {
-        index_.left_out.push_back(
-            StrCat("states of group ", g, " ('", step_.parameter(members[0]).name,
-                   members.size() > 1 ? "', ...)" : "')",
-                   ", which the source does not have: an engine begins them anew"));
-      }
+      if (shown_.states().empty() || group.members.empty() || !group.kinds.empty()) continue;
+      index_.left_out.push_back(
+          StrCat("states of group ", g, " ('", step_.parameter(group.members[0]).name,
+                 group.members.size() > 1 ? "', ...)" : "')",
+                 ", which the source does not have: an engine begins them anew"));
     }
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
   UniversalIndex& index_;
-  std::vector<std::map<std::string, std::vector<AtomIndex>>> states_;  // by parameter, file
+  std::vector<Files> files_;  // by parameter
 };
 
 // Experts of an engine with ep > 1: rank r's local expert j is the global one
@@ -129,12 +104,12 @@ class Collector {
 // j-th experts stacked along dim 0, which the loader cuts by ep rank.
 class ExpertStacker {
  public:
-  ExpertStacker(const StepModel& step, const ShownNames& names, Collector& states, uint64_t ep)
-      : step_(step), names_(names), states_(states), ep_(ep) {}
+  ExpertStacker(const ShownState& shown, const Collector& states)
+      : shown_(shown), step_(shown.step()), states_(states), ep_(shown.layout().ep) {}
 
   Status Add(ParameterIndex index) {
     const Parameter& parameter = step_.parameter(index);
-    const std::string family = WithExpert(parameter, Name(index), 0);
+    const std::string family = WithExpert(parameter, shown_.NameOf(index), 0);
     if (family.empty()) {
       return Fail(
           Error{ErrorCode::kUnsupported, "the name does not say the expert's number"}.OfParameter(
@@ -161,19 +136,16 @@ class ExpertStacker {
  private:
   using Members = std::map<uint32_t, ParameterIndex>;
 
-  const std::string& Name(ParameterIndex index) const {
-    return names_.parameters[static_cast<uint32_t>(index)];
-  }
-
   Status Stack(const Members& members, uint64_t local, uint64_t per_rank,
                UniversalIndex& out) const {
     const ParameterIndex first = members.at(static_cast<uint32_t>(local));
-    UniversalParameter shown{Name(first), first, states_.Of(first), ep_};
+    const std::string& name = shown_.NameOf(first);
+    UniversalParameter shown{name, first, states_.Of(first), ep_};
     if (step_.parameter(first).shape.empty()) {
       return Fail(Error{ErrorCode::kUnsupported,
                         "it is 0-d, which an expert's tensor must "
                         "not be"}
-                      .OfParameter(Name(first)));
+                      .OfParameter(name));
     }
     for (uint64_t rank = 1; rank < ep_; ++rank) {
       const ParameterIndex other = members.at(static_cast<uint32_t>(rank * per_rank + local));
@@ -181,15 +153,15 @@ class ExpertStacker {
       if (step_.parameter(other).shape != step_.parameter(first).shape ||
           states.size() != shown.states.size()) {
         return Fail(
-            Error{ErrorCode::kUnsupported, StrCat("differs from expert '", Name(first), "'")}
-                .OfParameter(Name(other)));
+            Error{ErrorCode::kUnsupported, StrCat("differs from expert '", name, "'")}.OfParameter(
+                shown_.NameOf(other)));
       }
       for (size_t s = 0; s < states.size(); ++s) {
         if (states[s].file == "step") continue;
         if (states[s].atoms.empty() != shown.states[s].atoms.empty()) {
           return Fail(Error{ErrorCode::kUnsupported,
                             StrCat("state '", states[s].file, "' is missing for some experts")}
-                          .OfParameter(Name(other)));
+                          .OfParameter(shown_.NameOf(other)));
         }
         auto& atoms = shown.states[s].atoms;
         atoms.insert(atoms.end(), states[s].atoms.begin(), states[s].atoms.end());
@@ -199,22 +171,19 @@ class ExpertStacker {
     return {};
   }
 
+  const ShownState& shown_;
   const StepModel& step_;
-  const ShownNames& names_;
-  Collector& states_;
+  const Collector& states_;
   const uint64_t ep_;
   std::map<std::string, Members> experts_;  // by the name with expert 0
 };
 
-Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& index) {
-  for (size_t i = 0; i < step.aliases.size(); ++i) {
-    const Alias& alias = step.aliases[i];
-    if (names.aliases[i].empty() || step.parameter(alias.parameter).role != Role::kTrainable) {
-      continue;
-    }
-    CKPT_RETURN_IF_ERROR(CheckComponent(names.aliases[i], "alias"));
-    if (index.Find(names.aliases[i]) != nullptr) continue;
-    index.links.emplace(names.aliases[i], names.parameters[static_cast<uint32_t>(alias.parameter)]);
+Status AddLinks(const ShownState& shown, UniversalIndex& index) {
+  for (const Alias& alias : shown.aliases()) {
+    if (shown.step().parameter(alias.parameter).role != Role::kTrainable) continue;
+    CKPT_RETURN_IF_ERROR(CheckComponent(alias.name, "alias"));
+    if (index.Find(alias.name) != nullptr) continue;
+    index.links.emplace(alias.name, shown.NameOf(alias.parameter));
   }
   return {};
 }
@@ -260,31 +229,32 @@ uint64_t UniversalIndex::MemoryBytes() const {
   return bytes;
 }
 
-Result<UniversalIndex> BuildUniversalIndex(const StepModel& step, const Layout& layout,
-                                           const FamilySet* families) {
+Result<UniversalIndex> BuildUniversalIndex(const ShownState& shown) {
+  const StepModel& step = shown.step();
+  const Layout& layout = shown.layout();
   UniversalIndex index;
   index.tag = step.id;
   index.model_files = layout.tp * layout.pp;
   CKPT_RETURN_IF_ERROR(CheckComponent(index.tag, "tag"));
   CKPT_RETURN_IF_ERROR(CheckCuts(step, layout));
-  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(step, layout, families));
-  Collector states(step, index);
+  CKPT_RETURN_IF_ERROR(shown.CheckNames());
+  Collector states(shown, index);
   CKPT_RETURN_IF_ERROR(states.Collect());
-  ExpertStacker experts(step, names, states, layout.ep);
+  ExpertStacker experts(shown, states);
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const ParameterIndex parameter{i};
     if (step.parameters[i].role != Role::kTrainable) continue;
-    CKPT_RETURN_IF_ERROR(CheckComponent(names.parameters[i], "parameter"));
+    CKPT_RETURN_IF_ERROR(CheckComponent(shown.NameOf(parameter), "parameter"));
     if (step.parameters[i].expert && layout.ep > 1) {
       CKPT_RETURN_IF_ERROR(experts.Add(parameter));
       continue;
     }
-    index.parameters.push_back({names.parameters[i], parameter, states.Of(parameter), 0});
+    index.parameters.push_back({shown.NameOf(parameter), parameter, states.Of(parameter), 0});
   }
   CKPT_RETURN_IF_ERROR(experts.Finish(index));
   std::sort(index.parameters.begin(), index.parameters.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
-  CKPT_RETURN_IF_ERROR(AddLinks(step, names, index));
+  CKPT_RETURN_IF_ERROR(AddLinks(shown, index));
   return index;
 }
 

@@ -12,15 +12,12 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/model/family.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 
 namespace ckptfs::deepspeed {
 
@@ -54,7 +51,6 @@ struct UniversalIndex {
 };
 
 // kUnsupported or kInvalid: why this step cannot be shown so.
-Result<UniversalIndex> BuildUniversalIndex(const StepModel& step, const Layout& layout,
-                                           const FamilySet* families);
+Result<UniversalIndex> BuildUniversalIndex(const ShownState& shown);
 
 }  // namespace ckptfs::deepspeed

@@ -79,16 +79,17 @@ Entry EntryOf(const StepModel& step, const Parameter& parameter, const Universal
 
 // Patterns with what they stand for: one per name, or one for all layers where
 // every name it matches says the same.
-std::vector<std::pair<std::string, Entry>> Patterns(const StepModel& step, const Layout& layout,
-                                                    const ShownNames& names) {
+std::vector<std::pair<std::string, Entry>> Patterns(const ShownState& shown) {
+  const StepModel& step = shown.step();
   std::map<std::string, std::vector<std::pair<std::string, Entry>>> classes;
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const Parameter& parameter = step.parameters[i];
     if (parameter.role != Role::kTrainable || parameter.expert) continue;
     auto cut = CutOf(parameter);
     if (!cut || cut->kind == Kind::kUnknown) continue;
-    classes[PatternOfName(names.parameters[i], true)].emplace_back(
-        PatternOfName(names.parameters[i], false), EntryOf(step, parameter, *cut, layout));
+    const std::string& name = shown.NameOf(ParameterIndex{i});
+    classes[PatternOfName(name, true)].emplace_back(PatternOfName(name, false),
+                                                    EntryOf(step, parameter, *cut, shown.layout()));
   }
   std::vector<std::pair<std::string, Entry>> patterns;
   for (const auto& [pattern, members] : classes) {
@@ -200,22 +201,23 @@ std::string PatternOfName(std::string_view name, bool any_number) {
   return out + "$";
 }
 
-Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const ShownNames& names,
-                             const Document* source, ArchiveBuilder& archive) {
+Result<NodeId> UniversalInfo(const ShownState& shown, const Document* source,
+                             ArchiveBuilder& archive) {
+  const Layout& layout = shown.layout();
   InfoBuilder builder(layout, archive.pickle());
-  for (const auto& [pattern, entry] : Patterns(step, layout, names)) builder.Add(pattern, entry);
+  for (const auto& [pattern, entry] : Patterns(shown)) builder.Add(pattern, entry);
   PickleItems items = builder.Finish();
   if (source != nullptr) {
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*source));
     for (const auto& [key, value] : RootOf(tree).Items()) {
       const std::string_view name = key.String().value_or("");
       // How the source's ranks were cut stays true of its names.
-      const bool map = name == "affine_map" &&
-                       (layout.naming == Naming::kAsSource || layout.naming == step.layout.naming);
+      const bool map = name == "affine_map" && (layout.naming == Naming::kAsSource ||
+                                                layout.naming == shown.step().layout.naming);
       if (!map && std::find(kOurKeys.begin(), kOurKeys.end(), name) != kOurKeys.end()) continue;
       if (!source->tensors.empty()) continue;
-      const NodeId shown = archive.pickle().Copy(key);
-      items.emplace_back(shown, archive.pickle().Copy(value));
+      const NodeId kept = archive.pickle().Copy(key);
+      items.emplace_back(kept, archive.pickle().Copy(value));
     }
   }
   return archive.pickle().Dict(items);

@@ -13,17 +13,15 @@
 #include <string_view>
 
 #include "core/base/result.h"
-#include "core/dialect/shown_names.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
+#include "core/view/shown_state.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::deepspeed {
 
 // The dict.  Keys of `source` (may be null) that are not pattern lists of ours
 // are kept as they are.
-Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const ShownNames& names,
-                             const Document* source, ArchiveBuilder& archive);
+Result<NodeId> UniversalInfo(const ShownState& shown, const Document* source,
+                             ArchiveBuilder& archive);
 
 // A regular expression that matches exactly `name`; with `any_number`, numbers
 // that are whole components match any number.

@@ -47,8 +47,8 @@ const ReaderDemands& UniversalReader(const Layout& layout) {
   return layout.zero == 3 ? kStageThree : kStagesOneAndTwo;
 }
 
-bool StageThreeLoads(const StepModel& step) {
-  return CheckDemands(step, kStageThree, Layout{}).has_value();
+bool StageThreeLoads(const ShownState& shown) {
+  return CheckDemands(shown, kStageThree, Layout{}).has_value();
 }
 
 }  // namespace ckptfs::deepspeed

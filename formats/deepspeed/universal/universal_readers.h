@@ -15,9 +15,6 @@
 
 #pragma once
 
-#include "core/base/result.h"
-#include "core/model/layout.h"
-#include "core/model/step_model.h"
 #include "core/view/reader_demands.h"
 
 namespace ckptfs::deepspeed {
@@ -26,6 +23,6 @@ namespace ckptfs::deepspeed {
 const ReaderDemands& UniversalReader(const Layout& layout);
 
 // True if a stage-3 engine loses nothing of the step's states.
-bool StageThreeLoads(const StepModel& step);
+bool StageThreeLoads(const ShownState& shown);
 
 }  // namespace ckptfs::deepspeed

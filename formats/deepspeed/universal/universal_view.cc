@@ -9,7 +9,6 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "core/dialect/shown_names.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/deepspeed/universal/universal_readers.h"
@@ -27,11 +26,8 @@ constexpr std::string_view kModelSuffix = "_model_states.pt";
 constexpr std::string_view kModelFolder = "model_states";
 constexpr std::string_view kOptimizerFile = "optimizer_state.pt";
 
-ViewEntry Directory(std::string_view name) {
-  return {std::string(name), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
-}
 ViewEntry File(std::string_view name, uint64_t size) {
-  return {std::string(name), ViewEntry::Type::kFile, size, "", Reading::kOnce};
+  return ViewEntry::File(name, size, Reading::kOnce);
 }
 ViewEntry Symlink(std::string_view name, const std::string& target) {
   return {std::string(name), ViewEntry::Type::kSymlink, target.size(), target, Reading::kRandom};
@@ -56,10 +52,6 @@ std::optional<uint32_t> ModelRank(std::string_view name) {
 // torch.save names the zip's folder after the file.
 std::string_view FolderOf(std::string_view file) {
   return file.substr(0, file.size() - std::string_view(".pt").size());
-}
-
-tl::unexpected<Error> NoSuch(std::string_view path) {
-  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a DeepSpeed universal view"));
 }
 
 // The components of a path.
@@ -131,11 +123,9 @@ struct FixedSizes {
 
 class UniversalView : public View {
  public:
-  UniversalView(std::shared_ptr<const StepModel> step, const Layout& layout, ShownNames names,
-                UniversalIndex index, FixedSizes sizes, std::vector<std::string> left_out)
-      : step_(std::move(step)),
-        layout_(layout),
-        names_(std::move(names)),
+  UniversalView(std::shared_ptr<const ShownState> shown, UniversalIndex index, FixedSizes sizes,
+                std::vector<std::string> left_out)
+      : shown_(std::move(shown)),
         index_(std::move(index)),
         sizes_(std::move(sizes)),
         left_out_(std::move(left_out)) {}
@@ -145,16 +135,13 @@ class UniversalView : public View {
   Result<Plan> MakePlan(std::string_view file) const override;
   std::vector<std::string> LeftOut() const override { return left_out_; }
   uint64_t MemoryBytes() const override {
-    return sizeof(*this) + names_.MemoryBytes() + index_.MemoryBytes() +
-           sizes_.model.size() * 8 * sizeof(uint64_t);
+    return sizeof(*this) + index_.MemoryBytes() + sizes_.model.size() * 8 * sizeof(uint64_t);
   }
 
  private:
   std::vector<std::string> NamesIn(std::string_view directory) const;
 
-  const std::shared_ptr<const StepModel> step_;
-  const Layout layout_;
-  const ShownNames names_;
+  const std::shared_ptr<const ShownState> shown_;
   const UniversalIndex index_;
   const FixedSizes sizes_;
   const std::vector<std::string> left_out_;
@@ -163,26 +150,26 @@ class UniversalView : public View {
 Result<ViewEntry> UniversalView::Find(std::string_view path) const {
   const auto parts = Split(path);
   const auto place = Locate(index_, parts);
-  if (!place) return NoSuch(path);
+  if (!place) return NotInView(path);
   const std::string_view name = parts.back();
   switch (place->kind) {
     case Place::Kind::kTop:
     case Place::Kind::kTag:
     case Place::Kind::kZero:
-    case Place::Kind::kParameter: return Directory(name);
+    case Place::Kind::kParameter: return ViewEntry::Folder(name);
     case Place::Kind::kPointer: return File(name, index_.tag.size());
     case Place::Kind::kLink: return Symlink(name, *place->target);
     case Place::Kind::kModel:
-      return File(name, sizes_.model.at(SourceRank(*step_, index_, place->rank)));
+      return File(name, sizes_.model.at(SourceRank(shown_->step(), index_, place->rank)));
     case Place::Kind::kOptimizer: return File(name, sizes_.optimizer);
     case Place::Kind::kState: {
       CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                            ParameterState(*step_, *place->parameter, *place->state));
+                            ParameterState(shown_->step(), *place->parameter, *place->state));
       CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(place->state->file));
       return File(name, size);
     }
   }
-  return NoSuch(path);
+  return NotInView(path);
 }
 
 std::vector<std::string> UniversalView::NamesIn(std::string_view directory) const {
@@ -211,21 +198,21 @@ std::vector<std::string> UniversalView::NamesIn(std::string_view directory) cons
 }
 
 Result<std::vector<ViewEntry>> UniversalView::List(std::string_view directory) const {
-  if (directory.empty()) return std::vector<ViewEntry>{Directory(kTopName)};
+  if (directory.empty()) return std::vector<ViewEntry>{ViewEntry::Folder(kTopName)};
   std::vector<ViewEntry> entries;
   for (const std::string& name : NamesIn(directory)) {
     CKPT_ASSIGN_OR_RETURN(ViewEntry entry, Find(StrCat(directory, "/", name)));
     entries.push_back(std::move(entry));
   }
-  if (entries.empty()) return NoSuch(directory);
+  if (entries.empty()) return NotInView(directory);
   return entries;
 }
 
 Result<Plan> UniversalView::MakePlan(std::string_view file) const {
   const auto parts = Split(file);
   const auto place = Locate(index_, parts);
-  if (!place) return NoSuch(file);
-  Result<ArchiveContent> content = NoSuch(file);
+  if (!place) return NotInView(file);
+  Result<ArchiveContent> content = NotInView(file);
   switch (place->kind) {
     case Place::Kind::kPointer: {
       PlanBuilder plan;
@@ -233,30 +220,28 @@ Result<Plan> UniversalView::MakePlan(std::string_view file) const {
       return std::move(plan).Finish();
     }
     case Place::Kind::kModel:
-      content = ModelStatesFile(*step_, layout_, names_, SourceRank(*step_, index_, place->rank));
+      content = ModelStatesFile(*shown_, SourceRank(shown_->step(), index_, place->rank));
       if (!content) return Fail(std::move(content).error());
       return std::move(*content).MakePlan(kModelFolder);
-    case Place::Kind::kOptimizer: content = OptimizerState(*step_, index_); break;
+    case Place::Kind::kOptimizer: content = OptimizerState(*shown_, index_); break;
     case Place::Kind::kState:
-      content = ParameterState(*step_, *place->parameter, *place->state);
+      content = ParameterState(shown_->step(), *place->parameter, *place->state);
       break;
-    default: return NoSuch(file);
+    default: return NotInView(file);
   }
   if (!content) return Fail(std::move(content).error());
   return std::move(*content).MakePlan(FolderOf(parts.back()));
 }
 
-Result<FixedSizes> SizesOf(const StepModel& step, const Layout& layout, const ShownNames& names,
-                           const UniversalIndex& index) {
+Result<FixedSizes> SizesOf(const ShownState& shown, const UniversalIndex& index) {
   FixedSizes sizes;
   for (uint32_t rank = 0; rank < index.model_files; ++rank) {
-    const uint32_t source_rank = SourceRank(step, index, rank);
+    const uint32_t source_rank = SourceRank(shown.step(), index, rank);
     if (sizes.model.contains(source_rank)) continue;
-    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                          ModelStatesFile(step, layout, names, source_rank));
+    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content, ModelStatesFile(shown, source_rank));
     CKPT_ASSIGN_OR_RETURN(sizes.model[source_rank], content.Size(kModelFolder));
   }
-  CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, index));
+  CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(shown, index));
   CKPT_ASSIGN_OR_RETURN(sizes.optimizer, optimizer.Size(FolderOf(kOptimizerFile)));
   return sizes;
 }
@@ -281,12 +266,12 @@ Status CheckGroups(const StepModel& step) {
 
 // Returns a line on what the loader restores in no engine; empty if
 // there is nothing of that kind, or if the step is read by another way.
-std::string NotLoaded(const StepModel& step) {
-  if (!HasStates(step)) return "";
+std::string NotLoaded(const ShownState& shown) {
+  if (shown.states().empty()) return "";
   const Parameter* first = nullptr;
   size_t count = 0;
-  for (const Parameter& parameter : step.parameters) {
-    if (parameter.role == Role::kTrainable) continue;
+  for (const Parameter& parameter : shown.step().parameters) {
+    if (parameter.role == Role::kTrainable || !IsOfModel(parameter)) continue;
     if (first == nullptr) first = &parameter;
     ++count;
   }
@@ -296,15 +281,14 @@ std::string NotLoaded(const StepModel& step) {
                 "), which an engine does not take from such a directory: rank<N>/model.* has them");
 }
 
-Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& layout,
-                                           const UniversalIndex& index) {
+Result<std::vector<std::string>> LeftOutOf(const ShownState& shown, const UniversalIndex& index) {
   std::vector<std::string> lines;
-  CKPT_ASSIGN_OR_RETURN(std::string hyper_parameters, HyperParametersLeftOut(step, layout));
+  CKPT_ASSIGN_OR_RETURN(std::string hyper_parameters, HyperParametersLeftOut(shown));
   if (!hyper_parameters.empty()) lines.push_back(std::move(hyper_parameters));
   for (const std::string& line : index.left_out) lines.push_back(line);
-  std::string unloaded = NotLoaded(step);
+  std::string unloaded = NotLoaded(shown);
   if (!unloaded.empty()) lines.push_back(std::move(unloaded));
-  if (layout.zero == 3 && step.groups.size() > 1 && HasStates(step)) {
+  if (shown.layout().zero == 3 && shown.step().groups.size() > 1 && !shown.states().empty()) {
     lines.push_back(
         "counts of steps by group: an engine at ZeRO 3 gives all sub-groups one "
         "tensor; a torch "
@@ -316,19 +300,18 @@ Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& 
 
 }  // namespace
 
-Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const StepModel> step,
-                                                          const Layout& layout) const {
-  CKPT_ASSIGN_OR_RETURN(UniversalIndex index, BuildUniversalIndex(*step, layout, families_));
+Result<std::shared_ptr<const View>> UniversalFormat::Open(
+    std::shared_ptr<const ShownState> shown) const {
+  const Layout& layout = shown->layout();
+  CKPT_ASSIGN_OR_RETURN(UniversalIndex index, BuildUniversalIndex(*shown));
   if (index.tag == "latest" || index.tag == "latest_universal") {
     return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
   }
-  CKPT_RETURN_IF_ERROR(CheckGroups(*step));
-  CKPT_RETURN_IF_ERROR(CheckDemands(*step, UniversalReader(layout), layout));
-  CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
-  CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*step, layout, names, index));
-  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> left_out, LeftOutOf(*step, layout, index));
-  return std::make_shared<const UniversalView>(std::move(step), layout, std::move(names),
-                                               std::move(index), std::move(sizes),
+  CKPT_RETURN_IF_ERROR(CheckGroups(shown->step()));
+  CKPT_RETURN_IF_ERROR(CheckDemands(*shown, UniversalReader(layout), layout));
+  CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*shown, index));
+  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> left_out, LeftOutOf(*shown, index));
+  return std::make_shared<const UniversalView>(std::move(shown), std::move(index), std::move(sizes),
                                                std::move(left_out));
 }
 

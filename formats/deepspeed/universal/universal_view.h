@@ -12,28 +12,20 @@
 //   deepspeed/<tag>/zero/<alias>                     symlink to its parameter
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null: the shipped ones) must outlive the format.
 
 #pragma once
 
 #include <memory>
 #include <string_view>
 
-#include "core/model/family.h"
 #include "core/view/view_format.h"
 
 namespace ckptfs::deepspeed {
 
 class UniversalFormat : public ViewFormat {
  public:
-  explicit UniversalFormat(const FamilySet* families = nullptr) : families_(families) {}
-
   std::string_view name() const override { return "deepspeed"; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
-                                           const Layout& layout) const override;
-
- private:
-  const FamilySet* families_;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 };
 
 }  // namespace ckptfs::deepspeed

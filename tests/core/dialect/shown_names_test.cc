@@ -35,7 +35,6 @@ TEST(ShownNamesTest, AsSourceAndTheSourcesOwnTokenKeepTheNames) {
   for (const char* layout : {"tp1", "tp1_plain"}) {
     const auto names = NamesFor(step, Of(layout));
     ASSERT_TRUE(names.has_value());
-    EXPECT_FALSE(names->renamed);
     EXPECT_EQ(names->parameters[1], "model.layers.1.mlp.down_proj.weight");
     EXPECT_EQ(names->aliases[0], "lm_head.weight");
   }

@@ -77,8 +77,7 @@ class FakeFormat final : public ViewFormat {
  public:
   explicit FakeFormat(std::shared_ptr<const FakeView> view) : view_(std::move(view)) {}
   std::string_view name() const override { return "fake"; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel>,
-                                           const Layout&) const override {
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState>) const override {
     return view_;
   }
 

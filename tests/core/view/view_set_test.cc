@@ -69,8 +69,7 @@ class NamedFormat final : public ViewFormat {
   NamedFormat(std::string name, std::set<std::string> files)
       : name_(std::move(name)), files_(std::move(files)) {}
   std::string_view name() const override { return name_; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel>,
-                                           const Layout&) const override {
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState>) const override {
     if (files_.empty()) return Fail(ErrorCode::kUnsupported, StrCat(name_, " cannot"));
     return std::make_shared<const NamedView>(name_, files_);
   }

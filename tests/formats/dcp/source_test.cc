@@ -127,10 +127,9 @@ std::vector<std::string> LeftOutOf(const StepModel& step) {
 // Those that a view of the step has.
 std::vector<std::string> KeysOf(const StepModel& step, std::string_view layout = "dp2") {
   const Layout asked = Layout::Parse(layout).value();
-  const auto names = NamesFor(step, asked, nullptr);
-  const auto keys = KeysFor(step, asked);
-  auto entries = names && keys ? EntriesOf(step, asked, *names, *keys)
-                               : Result<std::vector<Entry>>(std::vector<Entry>());
+  const auto shown = ShownState::Of(std::make_shared<const StepModel>(step), asked);
+  const auto keys = KeysFor(step, asked.keys);
+  auto entries = keys ? EntriesOf(*shown, *keys) : Result<std::vector<Entry>>(std::vector<Entry>());
   EXPECT_TRUE(entries) << (entries ? "" : entries.error().message);
   std::vector<std::string> out;
   for (const Entry& entry : *entries) out.push_back(entry.key);

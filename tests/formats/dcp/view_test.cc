@@ -23,7 +23,8 @@ using testing::Not;
 Layout LayoutOf(std::string_view text) { return Layout::Parse(text).value(); }
 
 std::set<std::string> KeysOf(const StepModel& step, std::string_view layout) {
-  const auto view = DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf(layout));
+  const auto view =
+      DcpFormat().Open(ShownState::Of(std::make_shared<const StepModel>(step), LayoutOf(layout)));
   EXPECT_TRUE(view) << (view ? "" : view.error().message);
   const Plan plan = (*view)->MakePlan("dcp/.metadata").value();
   std::string bytes;
@@ -109,7 +110,8 @@ TEST(DcpViewTest, TwoValuesOfOneKeyAreRefused) {
   const TinyStep tiny((TinyStepOptions()));
   StepModel step = tiny.model();
   step.aliases.push_back({"temperature", ParameterIndex{0}});
-  const auto view = DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf("tp1"));
+  const auto view =
+      DcpFormat().Open(ShownState::Of(std::make_shared<const StepModel>(step), LayoutOf("tp1")));
   ASSERT_FALSE(view);
   EXPECT_EQ(view.error().code, ErrorCode::kUnsupported);
   EXPECT_THAT(view.error().message, HasSubstr("'model.temperature'"));
@@ -119,7 +121,8 @@ TEST(DcpViewTest, NamesThatPickleCannotSayAreRefused) {
   const TinyStep tiny((TinyStepOptions()));
   StepModel step = tiny.model();
   step.aliases.push_back({"\xff", ParameterIndex{0}});
-  const auto view = DcpFormat().Open(std::make_shared<const StepModel>(step), LayoutOf("tp1"));
+  const auto view =
+      DcpFormat().Open(ShownState::Of(std::make_shared<const StepModel>(step), LayoutOf("tp1")));
   ASSERT_FALSE(view);
   EXPECT_THAT(view.error().message, HasSubstr("UTF-8"));
 }
@@ -220,9 +223,9 @@ TEST(DcpViewTest, WhatAnAdamMustBeIsImplied) {
 
 TEST(DcpViewTest, SmallTensorsStayWhole) {
   const TinyStep step((TinyStepOptions()));
-  const auto view = DcpFormat().Open(step.shared(), LayoutOf("tp2_dp4")).value();
+  const auto view = DcpFormat().Open(ShownState::Of(step.shared(), LayoutOf("tp2_dp4"))).value();
   EXPECT_EQ(view->List("dcp")->size(), 2u);  // .metadata and one data file
-  const auto cut = DcpFormat(nullptr, 64).Open(step.shared(), LayoutOf("tp2_dp4")).value();
+  const auto cut = DcpFormat(64).Open(ShownState::Of(step.shared(), LayoutOf("tp2_dp4"))).value();
   EXPECT_EQ(cut->List("dcp")->size(), 9u);
 }
 

@@ -78,8 +78,8 @@ StepModel StepOf(const TinyStep& tiny, const Optimizer& optimizer) {
 }
 
 std::string Answer(const StepModel& step, const std::string& layout) {
-  const auto view = UniversalFormat().Open(std::make_shared<const StepModel>(step),
-                                           Layout::Parse(layout).value());
+  const auto view = UniversalFormat().Open(
+      ShownState::Of(std::make_shared<const StepModel>(step), Layout::Parse(layout).value()));
   return view ? "yes" : view.error().message;
 }
 
@@ -92,15 +92,16 @@ TEST(UniversalReadersTest, AnOptimizerIsShownToTheStagesThatTakeAllOfItsStates) 
       EXPECT_THAT(Answer(step, layout), HasSubstr(optimizer.flat)) << layout;
     }
     EXPECT_THAT(Answer(step, "dp2_zero3"), HasSubstr(optimizer.three));
-    EXPECT_EQ(StageThreeLoads(step), optimizer.three == "yes");
+    const auto shown = ShownState::Of(std::make_shared<const StepModel>(step), Layout{});
+    EXPECT_EQ(StageThreeLoads(*shown), optimizer.three == "yes");
   }
 }
 
 TEST(UniversalReadersTest, ARefusalNamesTheReaderTheParameterAndWhatHelps) {
   const TinyStep tiny({});
   const StepModel step = StepOf(tiny, Optimizers().at(8));  // SGD with momentum
-  const auto view = UniversalFormat().Open(std::make_shared<const StepModel>(step),
-                                           Layout::Parse("dp2_zero3").value());
+  const auto view = UniversalFormat().Open(
+      ShownState::Of(std::make_shared<const StepModel>(step), Layout::Parse("dp2_zero3").value()));
   ASSERT_FALSE(view);
   EXPECT_EQ(view.error().code, ErrorCode::kUnsupported);
   EXPECT_EQ(view.error().parameter, "embed.weight");
@@ -148,8 +149,9 @@ TEST(UniversalReadersTest, ZerosAreNotMadeUpForAStateThatAWholeGroupLacks) {
   options.groups = 2;
   const TinyStep tiny(options);
   const StepModel step = OfMuon(tiny, "use_muon");
-  const auto view =
-      UniversalFormat().Open(std::make_shared<const StepModel>(step), Layout{}).value();
+  const auto view = UniversalFormat()
+                        .Open(ShownState::Of(std::make_shared<const StepModel>(step), Layout{}))
+                        .value();
   const auto has = [&](const std::string& parameter, const std::string& file) {
     return view->Find(StrCat("deepspeed/global_step5/zero/", parameter, "/", file)).has_value();
   };
@@ -184,11 +186,37 @@ TEST(UniversalReadersTest, AGroupWithoutStatesBeginsAnewAndThatIsSaid) {
   }
   step.BuildIndex();
   const auto shared = std::make_shared<const StepModel>(step);
-  const auto view = UniversalFormat().Open(shared, Layout::Parse("dp2_zero1").value());
+  const auto view =
+      UniversalFormat().Open(ShownState::Of(shared, Layout::Parse("dp2_zero1").value()));
   ASSERT_TRUE(view) << view.error().message;
   EXPECT_THAT((*view)->LeftOut(), Contains(HasSubstr("states of group 1")));
   EXPECT_FALSE((*view)->Find("deepspeed/global_step5/zero/layers.0.norm.weight/exp_avg.pt"));
   EXPECT_THAT(Answer(step, "dp2_zero3"), HasSubstr("asks for"));
+}
+
+// An averaged copy of the weights is not a state that the engine would lose, nor one of its
+// buffers.
+TEST(UniversalReadersTest, TensorsBesideTheModelAreNotAskedFor) {
+  const TinyStep tiny({});
+  StepModel step = tiny.model();
+  const auto lines = [&](const std::string& layout) {
+    const auto view = UniversalFormat().Open(
+        ShownState::Of(std::make_shared<const StepModel>(step), Layout::Parse(layout).value()));
+    return view ? (*view)->LeftOut() : std::vector<std::string>{view.error().message};
+  };
+  const auto before = std::pair(lines("dp2_zero1"), lines("dp2_zero3"));
+  Parameter beside = step.parameters[0];
+  beside.name = "ema";
+  beside.role = Role::kBeside;
+  step.parameters.push_back(std::move(beside));
+  Atom value = step.atoms[0];
+  value.parameter = ParameterIndex{static_cast<uint32_t>(step.parameters.size() - 1)};
+  value.kind = kBesideKind;
+  value.dtype = DType::kI64;
+  step.atoms.push_back(std::move(value));
+  step.BuildIndex();
+  EXPECT_EQ(lines("dp2_zero1"), before.first);
+  EXPECT_EQ(lines("dp2_zero3"), before.second);
 }
 
 // A universal directory has the groups' hyper-parameters and does not say who is in them.
@@ -201,7 +229,8 @@ TEST(UniversalReadersTest, AGroupWithoutRecordedMembersAsksForNothing) {
   for (const char* layout : {"tp1", "dp2_zero1", "dp2_zero3"}) {
     EXPECT_EQ(Answer(step, layout), "yes") << layout;
   }
-  EXPECT_TRUE(StageThreeLoads(step));
+  const auto shown = ShownState::Of(std::make_shared<const StepModel>(step), Layout{});
+  EXPECT_TRUE(StageThreeLoads(*shown));
 }
 
 TEST(UniversalReadersTest, AStateThatBeginsElsewhereIsNotFilledWithZeros) {

@@ -30,12 +30,12 @@ class UniversalViewTest : public testing::Test {
   }
 
   const View& view() {
-    if (!view_) view_ = UniversalFormat().Open(step_->shared(), layout_).value();
+    if (!view_) view_ = UniversalFormat().Open(ShownState::Of(step_->shared(), layout_)).value();
     return *view_;
   }
 
   Result<std::shared_ptr<const View>> OpenOf(const StepModel& model, const Layout& layout) {
-    return UniversalFormat().Open(std::make_shared<const StepModel>(model), layout);
+    return UniversalFormat().Open(ShownState::Of(std::make_shared<const StepModel>(model), layout));
   }
 
   std::string Render(const std::string& path) {

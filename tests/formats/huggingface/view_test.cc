@@ -29,7 +29,7 @@ Layout LayoutOf(std::string_view text) { return Layout::Parse(text).value(); }
 std::string WhyNot(std::shared_ptr<const StepModel> step, std::string_view layout,
                    std::optional<ModelFiles> given) {
   const auto view =
-      HuggingFaceFormat(nullptr, std::move(given)).Open(std::move(step), LayoutOf(layout));
+      HuggingFaceFormat(std::move(given)).Open(ShownState::Of(std::move(step), LayoutOf(layout)));
   return view ? "shown" : view.error().message;
 }
 
@@ -85,8 +85,8 @@ std::vector<std::string> TensorNames(const View& view, const std::string& path) 
 std::vector<std::string> NamesOf(const std::string& tool, const std::vector<std::string>& names) {
   std::vector<std::pair<std::string, Shape>> parameters;
   for (const std::string& name : names) parameters.push_back({name, {2}});
-  const auto view =
-      HuggingFaceFormat(nullptr, Given("{}")).Open(StepOf(parameters, {}, tool), LayoutOf("tp1"));
+  const auto view = HuggingFaceFormat(Given("{}"))
+                        .Open(ShownState::Of(StepOf(parameters, {}, tool), LayoutOf("tp1")));
   return TensorNames(**view, "huggingface/model.safetensors");
 }
 
@@ -125,7 +125,8 @@ TEST(HuggingFaceViewTest, StepsThatTransformersCannotLoadSayWhy) {
 TEST(HuggingFaceViewTest, WordsOfWrappersAreTakenOffAndTiedHeadsDropped) {
   const auto step = StepOf({{"module.lm_head.weight", {2}}, {"module._orig_mod.b", {1}}},
                            {{"module.model.embed_tokens.weight", 0}});
-  const auto view = HuggingFaceFormat(nullptr, Given("{}")).Open(step, LayoutOf("tp1")).value();
+  const auto view =
+      HuggingFaceFormat(Given("{}")).Open(ShownState::Of(step, LayoutOf("tp1"))).value();
   EXPECT_THAT(TensorNames(*view, "huggingface/model.safetensors"),
               ElementsAre("model.embed_tokens.weight", "b"));
 }
@@ -134,7 +135,8 @@ TEST(HuggingFaceViewTest, LargeModelsAreShardedWithAnIndex) {
   const uint64_t gib = uint64_t{1} << 30;
   const auto step =
       StepOf({{"a", {gib}}, {"b", {gib / 8}}, {"c", {gib}}, {"d", {2 * gib}}, {"e", {3}}});
-  const auto view = HuggingFaceFormat(nullptr, Given("{}")).Open(step, LayoutOf("tp1")).value();
+  const auto view =
+      HuggingFaceFormat(Given("{}")).Open(ShownState::Of(step, LayoutOf("tp1"))).value();
   std::vector<std::string> names;
   const std::vector<ViewEntry> entries = view->List("huggingface").value();
   for (const ViewEntry& entry : entries) names.push_back(entry.name);
@@ -213,7 +215,7 @@ TEST(HuggingFaceViewTest, WhatIsNotComparedOrNotTakenIsSaid) {
   const auto said = [](const std::vector<std::pair<std::string, Shape>>& tensors,
                        const std::string& config) {
     const auto view =
-        HuggingFaceFormat(nullptr, Given(config)).Open(StepOf(tensors), LayoutOf("tp1"));
+        HuggingFaceFormat(Given(config)).Open(ShownState::Of(StepOf(tensors), LayoutOf("tp1")));
     const auto lines = view ? (*view)->LeftOut() : std::vector<std::string>{view.error().message};
     return lines.empty() ? "" : lines.front();
   };
@@ -228,8 +230,8 @@ TEST(HuggingFaceViewTest, WhatIsNotComparedOrNotTakenIsSaid) {
 TEST(HuggingFaceViewTest, TheConfigsDTypeFollowsWhatIsShown) {
   const TinyStep step((TinyStepOptions()));
   const auto config = [&](std::string_view layout) {
-    const auto view = HuggingFaceFormat(nullptr, Given(R"({"dtype": "float16", "x": 1e-5})"))
-                          .Open(step.shared(), LayoutOf(layout));
+    const auto view = HuggingFaceFormat(Given(R"({"dtype": "float16", "x": 1e-5})"))
+                          .Open(ShownState::Of(step.shared(), LayoutOf(layout)));
     return view ? LiteralOf(**view, "huggingface/config.json") : view.error().message;
   };
   EXPECT_EQ(config("tp1_fp32"), R"({"dtype": "float32", "x": 1e-5})");

@@ -58,7 +58,7 @@ class RankViewTest : public testing::Test {
   }
 
   std::string Render(const std::string& path) {
-    const auto view = RankFormat().Open(step_->shared(), layout_);
+    const auto view = RankFormat().Open(ShownState::Of(step_->shared(), layout_));
     EXPECT_TRUE(view.has_value()) << (view ? "" : view.error().message);
     if (!view) return "";
     auto plan = (*view)->MakePlan(path);
@@ -253,7 +253,7 @@ TEST_F(RankViewTest, TensorsAreOrderedByWidthThenName) {
 
 TEST_F(RankViewTest, RefusesWhatDoesNotDivide) {
   Make({}, "tp3");
-  const auto view = RankFormat().Open(step_->shared(), layout_);
+  const auto view = RankFormat().Open(ShownState::Of(step_->shared(), layout_));
   ASSERT_FALSE(view);
   EXPECT_NE(view.error().message.find("qkv"), std::string::npos) << view.error().message;
 }
@@ -269,7 +269,7 @@ TEST_F(RankViewTest, ReducedAndOpaqueStatesAreLeftOutByNameWhenCut) {
   EXPECT_FALSE(info["optimizer"].contains("exp_avg_sq/layers.0.qkv.weight"));
   EXPECT_NE(info["left_out"].dump().find("exp_avg_sq/layers.0.qkv.weight"), std::string::npos);
   const std::vector<std::string> lines = RankFormat()
-                                             .Open(step_->shared(), layout_)
+                                             .Open(ShownState::Of(step_->shared(), layout_))
                                              .value()
                                              ->LeftOut();  // as the layout's offer has them
   ASSERT_EQ(lines.size(), 1u);
@@ -279,7 +279,8 @@ TEST_F(RankViewTest, ReducedAndOpaqueStatesAreLeftOutByNameWhenCut) {
 
 TEST_F(RankViewTest, NothingIsLeftOutWhereAllIsShown) {
   Make({}, "tp2");
-  EXPECT_TRUE(RankFormat().Open(step_->shared(), layout_).value()->LeftOut().empty());
+  EXPECT_TRUE(
+      RankFormat().Open(ShownState::Of(step_->shared(), layout_)).value()->LeftOut().empty());
 }
 
 }  // namespace

@@ -45,8 +45,12 @@ void SetConfig(StepModel& step, bool dealt) {
   step.BuildIndex();
 }
 
+Result<ArchiveContent> Make(const StepModel& step) {
+  return PlainOptimizer(*ShownState::Of(std::make_shared<const StepModel>(step), Layout{}));
+}
+
 std::string Refusal(const StepModel& step) {
-  const auto made = PlainOptimizer(step);
+  const auto made = Make(step);
   return made ? "none" : made.error().message;
 }
 
@@ -55,7 +59,7 @@ TEST(PlainOptimizerTest, NumbersTheMembersOfEachGroupInItsOrder) {
   for (Group& group : step.model().groups) {  // not the model's
     std::reverse(group.parameters.begin(), group.parameters.end());
   }
-  const auto content = PlainOptimizer(step.model());
+  const auto content = Make(step.model());
   ASSERT_TRUE(content) << content.error().message;
   const PickleRef root = RootOf(content->tree);
   ASSERT_EQ(root["param_groups"].size(), 2u);
@@ -87,7 +91,7 @@ TEST(PlainOptimizerTest, AStepThatIsANumberBecomesATensor) {
   TinyStepOptions options;
   options.python_step = true;
   TinyStep step(options);
-  const auto content = PlainOptimizer(step.model());
+  const auto content = Make(step.model());
   ASSERT_TRUE(content) << content.error().message;
   const TensorNode* counted = RootOf(content->tree)["state"].AtInt(0)["step"].Tensor();
   ASSERT_NE(counted, nullptr);

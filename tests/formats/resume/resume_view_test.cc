@@ -40,11 +40,14 @@ std::set<std::string> Names(const View& view, std::string_view directory) {
 }
 
 std::shared_ptr<const View> Open(const TinyStep& step, StepTool tool, std::string_view layout) {
-  return ResumeFormat(tool).Open(step.shared(), Layout::Parse(layout).value()).value();
+  return ResumeFormat(tool)
+      .Open(ShownState::Of(step.shared(), Layout::Parse(layout).value()))
+      .value();
 }
 
 std::string Refusal(const TinyStep& step, StepTool tool, std::string_view layout) {
-  const auto view = ResumeFormat(tool).Open(step.shared(), Layout::Parse(layout).value());
+  const auto view =
+      ResumeFormat(tool).Open(ShownState::Of(step.shared(), Layout::Parse(layout).value()));
   return view ? "none" : view.error().message;
 }
 
