@@ -124,7 +124,7 @@ def all_forms(library=None, sample=False):
         out += [Form(f'pytorch_optimizer.{name}', 'pytorch_optimizer', pytorch_optimizer.load_optimizer(name), NEEDED.get(name, {}))
                 for name in sorted(pytorch_optimizer.get_supported_optimizers())]
     if sample:
-        kept = ('torch.AdamW.3', 'torch.Adam.4', 'torch.SGD.3', 'torch.LBFGS.0', 'torch.ASGD.0', 'torch.NAdam.0', 'torch.Rprop.0',
+        kept = ('torch.AdamW.3', 'torch.Adam.4', 'torch.SGD.3', 'torch.ASGD.0', 'torch.NAdam.0', 'torch.Rprop.0',
                 'torch.Adafactor.0', 'torch.RMSprop.1', 'torch.Muon.0', 'torch.SGD.0', 'transformers.Adafactor.2')
         out = [form for form in out if form.name in kept]
     return out
