@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -44,6 +45,20 @@ namespace files = std::filesystem;
 constexpr uint64_t kCopyChunk = 64 << 20;
 constexpr int64_t kSecond = 1'000'000'000;  // ns
 
+// The file's name as from the directory above the step.  A step may lie in several directories
+// that are shown as one: the roots of the model, below which its files have the same paths.
+Result<files::path> NameFrom(const std::string& above, const StepModel& model, const Blob& blob) {
+  for (size_t i = 0; i <= model.roots.size(); ++i) {
+    const std::string& root = model.roots[i == 0 ? blob.root : i - 1];
+    const files::path path = files::path(root) / blob.path;
+    files::path name = path.lexically_normal().lexically_relative(above);
+    if (!name.empty() && *name.begin() != "..") return name;
+  }
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(model.PathOf(blob), " lies outside of ", above,
+                     ": the store can refer to it, but not copy or link it"));
+}
+
 // Owner and mode of the directories that files of the step lie in.
 std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
   std::set<std::string> directories;
@@ -63,13 +78,17 @@ std::vector<std::string> DirectoryLines(const StepModel& model, const std::strin
   return lines;
 }
 
-// Owners and modes of the directories above, and of those that links lead
+// Owners and modes of the directories above the step's, and of those that links lead
 // through: what they are later says nothing of the copy.
 std::string GatesAbove(const std::string& directory, const StepModel& model) {
   std::set<std::string> above;
   std::set<OwnerAndMode> gates;
   AddSearched(directory, above);
+  const std::string parent = files::path(directory).parent_path().string();
   for (const Blob& blob : model.blobs) {
+    const files::path folder = files::path(model.PathOf(blob)).parent_path();
+    const bool elsewhere = !StrCat(folder.string(), "/").starts_with(StrCat(parent, "/"));
+    if (elsewhere) AddSearched(folder.string(), above);
     const auto root = RootDirectory::Open(model.roots[blob.root]);
     const auto found = root ? root->Look(blob.path) : Fail(root.error());
     if (found) gates.insert(found->searched.begin(), found->searched.end());
@@ -333,28 +352,24 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
                  Ownership ownership) {
   const files::path directory = files::path(step).parent_path();
   std::error_code error;
-  std::set<std::string> directories;  // relative to `to`
+  std::map<std::string, std::string> directories;  // by their names below `to`, those they are of
   const size_t first_note = FirstNote(model);
   for (size_t i = 0; i < model.blobs.size(); ++i) {
     const Blob& blob = model.blobs[i];
-    const files::path from = model.PathOf(blob);
-    const files::path name = from.lexically_normal().lexically_relative(directory);
-    if (name.empty() || *name.begin() == "..") {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat(from.string(), " lies outside of ", directory.string(),
-                         ": the store can refer to it, but not copy or link it"));
-    }
+    CKPT_ASSIGN_OR_RETURN(const files::path name, NameFrom(directory.string(), model, blob));
     files::create_directories(files::path(to) / name.parent_path(), error);
+    files::path from = files::path(model.PathOf(blob)).lexically_normal().parent_path();
     for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
-      directories.insert(parent.string());
+      directories.try_emplace(parent.string(), from.string());
+      from = from.parent_path();
     }
     const std::string taken = StrCat(to, "/", name.string());
     CKPT_RETURN_IF_ERROR(i < first_note ? TakeFile(model, blob, taken, ownership)
                                         : TakeNote(model, blob, taken, ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
-  for (const std::string& inner : directories) {
-    CKPT_RETURN_IF_ERROR(FinishDirectory((directory / inner).string(), StrCat(to, "/", inner)));
+  for (const auto& [inner, from] : directories) {
+    CKPT_RETURN_IF_ERROR(FinishDirectory(from, StrCat(to, "/", inner)));
   }
   return {};
 }
@@ -484,9 +499,8 @@ Result<OwnedStep> Own(const std::string& store, const std::string& directory, St
   for (const Blob& source : model.blobs) total += source.stamp.size;
   const auto take = [&](size_t i) -> Result<uint64_t> {
     const Blob& source = model.blobs[i];
-    const files::path from = files::path(model.PathOf(source)).lexically_normal();
-    const std::string path = from.lexically_relative(parent).string();
-    auto blob = TakenBlob(root, path, source, i >= first_note);
+    CKPT_ASSIGN_OR_RETURN(const files::path path, NameFrom(parent.string(), model, source));
+    auto blob = TakenBlob(root, path.string(), source, i >= first_note);
     if (blob) {
       taken[i] = *std::move(blob);
     } else if (i < first_note || !IsOfTheFile(blob.error())) {

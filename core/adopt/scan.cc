@@ -14,6 +14,7 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
+#include "core/io/union_root.h"
 #include "core/store/lives.h"
 
 namespace ckptfs {
@@ -406,6 +407,29 @@ Result<Place> PlaceOf(const std::string& path) {
   if (found.kind != EntryKind::kOther) return place;
   return Fail(Error{ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file")}.Needing(
       "give a checkpoint or the directory that holds several"));
+}
+
+Result<Place> PlaceOfUnion(const std::vector<std::string>& paths) {
+  std::vector<UnionPart> parts;
+  for (const std::string& path : paths) {
+    CKPT_ASSIGN_OR_RETURN(Place place, PlaceOf(path));
+    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*place.root, place.directory));
+    if (!directory) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(path, ": not a directory: only directories are joined"));
+    }
+    parts.push_back({std::move(place.root), std::move(place.directory)});
+  }
+  std::ranges::sort(parts, {}, &UnionPart::Path);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const std::string outer = parts[i - 1].Path(), inner = parts[i].Path();
+    if (!StrCat(inner, "/").starts_with(StrCat(outer, "/"))) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(inner, ": is or lies in ", outer,
+                                            ": directories that are joined lie beside each other"));
+  }
+  if (parts.size() == 1) return Place{parts.front().root, parts.front().directory};
+  std::string directory = parts.front().directory;
+  return Place{std::make_shared<UnionRoot>(std::move(parts)), std::move(directory)};
 }
 
 std::string FormatNames(Sources sources) {

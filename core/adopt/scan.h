@@ -83,6 +83,9 @@ struct ScanResult {
 // The place of a path of this machine, links resolved.  kInvalid if it is neither a
 // directory nor a file.
 Result<Place> PlaceOf(const std::string& path);
+// The place of several directories that are shown as one (UnionRoot), whatever their order.
+// kInvalid if one lies in another, or is not a directory.
+Result<Place> PlaceOfUnion(const std::vector<std::string>& paths);
 
 // Nothing is found when no source knows the place.  BLOCKS: on listing.
 Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const ToolHints& hints = {});

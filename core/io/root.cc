@@ -34,6 +34,9 @@ class InnerRoot final : public Root {
     CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
     return root_->Open(JoinPath(directory_, path));
   }
+  std::string PathOf(std::string_view path) const override {
+    return root_->PathOf(JoinPath(directory_, path));
+  }
 
  private:
   const std::shared_ptr<const Root> root_;

@@ -54,7 +54,7 @@ class Root {
 
   // For messages, without a '/' at its end; of local files the absolute path.
   const std::string& name() const { return name_; }
-  std::string PathOf(std::string_view path) const;
+  virtual std::string PathOf(std::string_view path) const;
   // A directory of this machine: names are its paths, and files can be mapped.
   bool local() const { return local_; }
 

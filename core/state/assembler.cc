@@ -34,24 +34,25 @@ Status CheckName(std::string_view name) {
 }
 
 // A file's name, all links resolved, stays below its directory.
-Status CheckInside(const Root& root, std::string_view path) {
-  const std::string name = root.PathOf(path);
+Status CheckInside(const std::string& directory, std::string_view path) {
+  const std::string name = JoinPath(directory, path);
   const std::unique_ptr<char, void (*)(void*)> real(::realpath(name.c_str(), nullptr), std::free);
   if (!real) return Fail(ErrnoError(errno, name));
-  const std::unique_ptr<char, void (*)(void*)> base(::realpath(root.name().c_str(), nullptr),
+  const std::unique_ptr<char, void (*)(void*)> base(::realpath(directory.c_str(), nullptr),
                                                     std::free);
-  if (!base) return Fail(ErrnoError(errno, root.name()));
+  if (!base) return Fail(ErrnoError(errno, directory));
   if (std::string_view(real.get()).starts_with(JoinPath(base.get(), "") + "/")) return {};
   if (std::string_view(base.get()) == "/") return {};
   return Fail(ErrorCode::kInvalid, StrCat(name,
                                           ": a symbolic link that leaves the checkpoint's "
                                           "directory ",
-                                          root.name()));
+                                          directory));
 }
 
-Result<Blob> Inspect(uint32_t root_index, const Root& root, std::string_view path) {
-  CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
-  if (root.local()) CKPT_RETURN_IF_ERROR(CheckInside(root, path));
+// `directory`: the file's, below which its path is `path`.
+Result<Blob> Inspect(uint32_t root_index, const std::string& directory, const Root& root,
+                     std::string_view path) {
+  if (root.local()) CKPT_RETURN_IF_ERROR(CheckInside(directory, path));
   CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
   Blob blob;
@@ -63,6 +64,20 @@ Result<Blob> Inspect(uint32_t root_index, const Root& root, std::string_view pat
   blob.gid = identity.access.gid;
   CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
   return blob;
+}
+
+// The directory below which the file's own path is `path`: the root's, unless the root shows
+// several directories as one (UnionRoot).
+Result<std::string> DirectoryOf(const Root& root, std::string_view path) {
+  std::string real = root.PathOf(path);
+  if (real == JoinPath(root.name(), path)) return root.name();
+  if (!real.ends_with(StrCat("/", path))) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(real, ": is not called '", path,
+                       "': directories that are one step must have one name"));
+  }
+  real.resize(real.size() - path.size() - 1);
+  return real;
 }
 
 struct Copy {
@@ -131,14 +146,33 @@ uint32_t Assembler::AddRoot(std::shared_ptr<const Root> root) {
 
 Result<BlobIndex> Assembler::AddFile(uint32_t root, std::string_view relative_path) {
   CKPT_CHECK(root < state_->roots.size());
-  const auto known = state_->blob_by_path.find({root, std::string(relative_path)});
+  CKPT_RETURN_IF_ERROR(CheckPlainPath(relative_path));
+  CKPT_ASSIGN_OR_RETURN(const std::string directory,
+                        DirectoryOf(*state_->roots[root], relative_path));
+  const uint32_t home = AddDirectory(root, directory);
+  const auto known = state_->blob_by_path.find({home, std::string(relative_path)});
   if (known != state_->blob_by_path.end()) return known->second;
-  CKPT_ASSIGN_OR_RETURN(Blob blob, Inspect(root, *state_->roots[root], relative_path));
+  CKPT_ASSIGN_OR_RETURN(Blob blob, Inspect(home, directory, *state_->roots[root], relative_path));
   return AddBlob(std::move(blob));
 }
 
+// The root of the model that a directory of `root` is: `root`, unless it shows several as one.
+uint32_t Assembler::AddDirectory(uint32_t root, const std::string& directory) {
+  auto& names = state_->model.roots;
+  const auto known = std::find(names.begin(), names.end(), directory);
+  if (known != names.end()) return static_cast<uint32_t>(known - names.begin());
+  names.push_back(directory);
+  state_->roots.push_back(state_->roots[root]);
+  return static_cast<uint32_t>(names.size() - 1);
+}
+
 bool Assembler::HasFile(uint32_t root, std::string_view relative_path) const {
-  return state_->blob_by_path.contains({root, std::string(relative_path)});
+  const auto directory = DirectoryOf(*state_->roots[root], relative_path);
+  const auto& names = state_->model.roots;
+  const auto home = std::find(names.begin(), names.end(), directory ? *directory : "");
+  if (home == names.end()) return false;
+  return state_->blob_by_path.contains(
+      {static_cast<uint32_t>(home - names.begin()), std::string(relative_path)});
 }
 
 BlobIndex Assembler::AddBlob(Blob blob) {

@@ -79,6 +79,7 @@ class Assembler {
 
  private:
   struct State;
+  uint32_t AddDirectory(uint32_t root, const std::string& directory);
   std::unique_ptr<State> state_;
 };
 

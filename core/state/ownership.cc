@@ -8,6 +8,7 @@
 #include "core/base/strings.h"
 #include "core/state/joined_names.h"
 #include "core/state/ordered_match.h"
+#include "core/state/rival_orders.h"
 #include "core/state/state_fit.h"
 
 namespace ckptfs {
@@ -235,8 +236,47 @@ class Decider {
         }
       }
     }
+    if (!IsTheOnlyOrder(*matched, groups)) return false;
     for (const Place at : open_) Give(at, groups[at.group][at.i], Evidence::kRule);
     return true;
+  }
+
+  // True if the states fit no order that a script of its own could have: it may have made the
+  // tool's groups with the tool's settings, so those prove nothing.
+  bool IsTheOnlyOrder(const std::vector<std::optional<size_t>>& group_of,
+                      const std::vector<std::vector<size_t>>& groups) {
+    bool alone = true;
+    const bool all = ForEachRivalOrder(q_.parameters, [&](const std::vector<size_t>& order) {
+      std::vector<std::vector<size_t>> rival(groups.size());
+      for (const size_t p : order) {
+        if (group_of[p]) rival[*group_of[p]].push_back(p);
+      }
+      if (rival == groups || !CanBeAll(rival)) return false;
+      alone = No(StrCat("the states fit ", q_.rule->tool, "'s order, but they also fit ",
+                        Difference(groups, rival)));
+      return true;
+    });
+    return all ? alone : No("there are too many orders to look at");
+  }
+
+  bool CanBeAll(const std::vector<std::vector<size_t>>& groups) const {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].size(); ++i) {
+        if (!CanBe({g, i}, groups[g][i])) return false;
+      }
+    }
+    return true;
+  }
+
+  std::string Difference(const std::vector<std::vector<size_t>>& ours,
+                         const std::vector<std::vector<size_t>>& rival) const {
+    for (size_t g = 0; g < ours.size(); ++g) {
+      const auto [our, other] = std::ranges::mismatch(ours[g], rival[g]);
+      if (our == ours[g].end()) continue;
+      return StrCat("an order in which '", q_.parameters[*other].name, "' stands where it has '",
+                    q_.parameters[*our].name, "'");
+    }
+    return "another order";
   }
 
   // ---- masters and shapes ------------------------------------------------------------------

@@ -7,7 +7,8 @@
 //   kName    the file names the member (`param_names`, keys that are names), as the model does or
 //            with one part more (JoinNames)
 //   kRule    the tool that wrote the file builds its optimizers by a known rule (ToolRule): it is
-//            computed again, and the shapes of all members of all groups fit it in one way
+//            computed again, and the shapes of all members of all groups fit it in one way and
+//            no order that a script would choose (ForEachRivalOrder)
 //   kMaster  the member's fp32 master, cast, is the weight, and is that of no other weight
 //   kShape   no other parameter has the shape of the member's states, and no other member
 //   kOrder   the user says the order, and every member's shapes and master fit it

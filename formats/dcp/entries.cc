@@ -23,6 +23,7 @@
 #include "formats/optimizer/hyper_parameters.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/pickle/text.h"
+#include "formats/torch/source_states.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::dcp {
@@ -119,6 +120,8 @@ class Collector {
 
   // Entries that torch itself would have loaded from the source as objects stay objects.
   bool FromDcp() const { return step_.framework == "dcp"; }
+  // The source's optimizer is torch's own dict, so its job counts steps as that does.
+  bool HasTorchStates() const { return FromDcp() || step_.framework == "huggingface"; }
 
   std::optional<uint64_t> ParametersNumber(const std::string& label,
                                            ParameterIndex parameter) const {
@@ -173,14 +176,15 @@ class Collector {
     const auto path = StatePath(atom.optimizer, atom.parameter, atom.kind);
     const auto number = NumberOf(atom);
     const bool step = atom.kind == "step" && number;
-    // torch's optimizers count in an fp32 tensor, whatever others do; a DCP step has what it had.
-    if (number && IsPythonNumber(atom.source) && (!step || FromDcp())) {
+    // torch's optimizers count in an fp32 tensor, whatever others do; a dict of torch's has what it
+    // had.
+    if (number && IsPythonNumber(atom.source) && (!step || HasTorchStates())) {
       const auto whole = static_cast<int64_t>(*number);
       return AddObject(path, [&](PickleBuilder& b) {
         return atom.dtype == DType::kI64 ? b.Int(whole) : b.Float(*number);
       });
     }
-    if (step && !FromDcp()) return AddStep(path, atom.parameter, *number);
+    if (step && !HasTorchStates()) return AddStep(path, atom.parameter, *number);
     CKPT_RETURN_IF_ERROR(
         CheckDType(atom.dtype, StrCat(shown_.NameOf(atom.parameter), "/", atom.kind)));
     Entry& entry = AddTensor(path, atom.dtype, atom.shape);
@@ -341,7 +345,7 @@ class Collector {
 
   // States that are neither tensors nor numbers, of a DCP source.
   Status AddOtherStates() {
-    const Document* document = FromDcp() ? step_.FindDocument(kSourceStates) : nullptr;
+    const Document* document = step_.FindDocument(kSourceStates);
     if (document == nullptr) return {};
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
     for (const auto& [label, parameters] : RootOf(tree).Items()) {
@@ -352,7 +356,7 @@ class Collector {
         for (const auto& [kind, value] : kinds.Items()) {
           const auto path = StatePath(std::string(*label.String()), *parameter,
                                       std::string(kind.String().value_or("")));
-          CKPT_RETURN_IF_ERROR(AppendValue(*document, value, path, true, objects_, entries_));
+          CKPT_RETURN_IF_ERROR(AppendValue(*document, value, path, FromDcp(), objects_, entries_));
         }
       }
     }

@@ -23,6 +23,7 @@
 #include "formats/sharding/sharding.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
+#include "formats/torch/source_states.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::dcp {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a DCP source's state dict had what: a document of its own, so that a view can give
-// the keys back as they were.
+// Where a DCP source's state dict had what: documents of their own, so that a view can give
+// the keys back as they were; and kSourceStates (formats/torch/source_states.h).
 //
 //   kSourceKeys   { "model": prefix of the weights, "" or with '.' at its end,
 //                   "optimizers": [ prefix.. ], "" for an optimizer's own state dict,
@@ -12,8 +12,6 @@
 //                                (dtype, torch.Size) },
 //                   "state_names": { name of a weight: what its states' keys call it },
 //                                where they differ }
-//   kSourceStates { label of the optimizer: { parameter: { state: value } } }, of states that are
-//                 neither tensors nor numbers: lists, None, objects
 //   kSourceRest   all else that no other view knows, under the keys that it had: parts of an
 //                 optimizer that are not understood, values beside the weights in the model
 //
@@ -26,7 +24,6 @@
 namespace ckptfs::dcp {
 
 inline constexpr std::string_view kSourceKeys = "dcp/keys";
-inline constexpr std::string_view kSourceStates = "dcp/states";
 inline constexpr std::string_view kSourceRest = "dcp/rest";
 
 }  // namespace ckptfs::dcp

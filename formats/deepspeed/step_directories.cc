@@ -160,6 +160,7 @@ class OpenedRoot final : public Root {
   }
   Result<EntryStat> Stat(std::string_view path) const override { return root_.Stat(path); }
   Result<std::shared_ptr<const File>> Open(std::string_view) const override { return file_; }
+  std::string PathOf(std::string_view path) const override { return root_.PathOf(path); }
 
  private:
   const Root& root_;

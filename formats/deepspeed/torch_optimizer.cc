@@ -47,6 +47,38 @@ std::string KeyText(PickleRef key) {
   return number ? std::to_string(*number) : "?";
 }
 
+bool IsPlain(PickleRef value) {
+  if (value.Number() || value.Bool() || value.String() || value.IsNone()) return true;
+  if (!value.IsSequence()) return false;
+  for (size_t i = 0; i < value.size(); ++i) {
+    const PickleRef item = value.at(i);
+    if (!item.Number() && !item.Bool() && !item.String() && !item.IsNone()) return false;
+  }
+  return true;
+}
+
+// Names what no view shows: parts of the dict that torch's own optimizers do not have, and
+// settings that are tensors or objects.
+void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
+  for (const auto& [key, value] : dict.Items()) {
+    if (key.String() == "state" || key.String() == "param_groups") continue;
+    out.left_out.push_back({LeftOutPart::kOptimizer, StrCat("the optimizer's '", KeyText(key), "'"),
+                            StrCat("'", KeyText(key), "' is neither 'state' nor 'param_groups'"),
+                            ""});
+  }
+  std::set<std::string> named;
+  const PickleRef groups = dict["param_groups"];
+  for (size_t g = 0; g < out.groups.size(); ++g) {
+    for (const auto& [key, value] : groups.at(g).Items()) {
+      const bool members = key.String() == "params" || key.String() == "param_names";
+      if (members || IsPlain(value) || !named.insert(KeyText(key)).second) continue;
+      out.left_out.push_back(
+          {LeftOutPart::kOptimizer, StrCat("the optimizer's setting '", KeyText(key), "'"),
+           StrCat("setting '", KeyText(key), "' is neither a number nor text"), ""});
+    }
+  }
+}
+
 }  // namespace
 
 Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file, BlobIndex blob) {
@@ -55,6 +87,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups));
   const std::map<std::string, int64_t> numbers = NumberNames(groups, out);
   ReadNames(groups, out);
+  LeaveOutUnknown(dict, out);
   const PickleRef states = dict["state"];
   if (!states) return out;
   if (!states.IsDict()) return Refuse("'state' is not a dict");
@@ -78,6 +111,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
     CKPT_ASSIGN_OR_RETURN(PartitionStates state,
                           ReadStateDict(value, file, blob, OtherTensors::kOpaque));
     out.states.emplace(*number, std::move(state));
+    out.values.emplace(*number, value);
   }
   return out;
 }

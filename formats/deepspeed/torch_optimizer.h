@@ -31,7 +31,8 @@ struct TorchOptimizer {
   std::vector<std::vector<std::string>>
       names;  // per group, of its members as the file says; or empty
   std::map<int64_t, PartitionStates> states;
-  std::vector<LeftOut> left_out;  // states of no member
+  std::map<int64_t, PickleRef> values;  // of the states, in the file's tree, which must be there
+  std::vector<LeftOut> left_out;        // states of no member
 };
 
 // kInvalid names the key.  BLOCKS: on reading numbers that are tensors.

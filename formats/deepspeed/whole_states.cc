@@ -13,11 +13,13 @@ namespace ckptfs::deepspeed {
 namespace {
 
 // The reason names the kind and not the parameter, so that a kind is one line for all parameters.
-void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string_view how,
+void LeaveStateOut(const std::string& kind, const StatesAt& at, std::string_view how,
                    std::string_view why, StepModel& header) {
-  LeaveOut(header,
-           {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
-            StrCat("state '", kind, "' ", why), ""});
+  const bool kept = at.keeps && at.keeps(kind);
+  LeaveOut(
+      header,
+      {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
+       StrCat("state '", kind, "' ", why, kept ? " (dcp/ alone shows it, as it was)" : ""), ""});
 }
 
 Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
@@ -69,7 +71,10 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
     CKPT_RETURN_IF_ERROR(placer.AddScalar(at.parameter, scalar.name, scalar.value));
   }
   for (const std::string& opaque : states.opaque) {
-    if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) continue;
+    if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) {
+      if (at.keeps) at.keeps(opaque);
+      continue;
+    }
     LeaveStateOut(opaque, at, "", "is neither a plain tensor nor a number", header);
   }
   return {};

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "core/base/result.h"
@@ -29,6 +31,9 @@ struct StatesAt {
   const Shape& shape;       // of what the holder has of it
   Holder holder = {};
   bool part = false;  // tensor-parallel ranks have parts
+  // True if the caller keeps a state that has no place as an atom, so that dcp/ shows it; null:
+  // it keeps none.
+  std::function<bool(const std::string& kind)> keeps = {};
 };
 
 // Errors are those of the placer.

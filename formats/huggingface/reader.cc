@@ -11,6 +11,7 @@
 #include "core/state/model_config.h"
 #include "core/state/roles.h"
 #include "formats/deepspeed/whole_states.h"
+#include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
@@ -362,7 +363,9 @@ Status Reader::ReadOptimizer() {
   const std::string path = JoinPath(files_.directory, files_.optimizer);
   optimizer_path_ = candidate_.root->PathOf(path);
   CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(path));
-  CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
+  CKPT_ASSIGN_OR_RETURN(TorchFile read_file, TorchFile::Open(std::move(opened)));
+  optimizer_file_ = std::make_unique<const TorchFile>(std::move(read_file));
+  const TorchFile& file = *optimizer_file_;
   for (const std::string_view key : kCounters) {
     const auto step = file.root().IsDict() ? file.root()[key].Int() : std::nullopt;
     if (step && *step >= 0 && !iteration_) iteration_ = static_cast<uint64_t>(*step);
@@ -422,6 +425,8 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
 
 // The states of members whose names are certain; the weights are the masters.
 Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer) {
+  if (members_.empty()) return {};
+  KeptStates kept(*optimizer_file_);
   for (size_t g = 0; g < members_.size(); ++g) {
     std::vector<ParameterIndex> members;
     for (size_t k = 0; k < members_[g].members.size(); ++k) {
@@ -433,13 +438,21 @@ Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, P
       const int64_t number = optimizer_->groups[g].members[members_[g].members[k]];
       const auto state = optimizer_->states.find(number);
       if (state == optimizer_->states.end()) continue;
-      const Status placed = deepspeed::PlaceWholeStates(
-          state->second, {index, weight.name, weight.shape}, placer, assembler_.header());
+      deepspeed::StatesAt at{index, weight.name, weight.shape};
+      at.keeps = [&](const std::string& kind) {
+        return kept.Keep(weight.name, kind, optimizer_->values.at(number));
+      };
+      const Status placed =
+          deepspeed::PlaceWholeStates(state->second, at, placer, assembler_.header());
       if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
     }
     CKPT_RETURN_IF_ERROR(placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members));
   }
-  return members_.empty() ? Status{} : placer.FinishGroups();
+  CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
+                        assembler_.AddFile(0, files_.prefix + files_.optimizer));
+  CKPT_ASSIGN_OR_RETURN(Document document, std::move(kept).Finish(blob));
+  if (!document.pickle.empty()) assembler_.header().documents.push_back(std::move(document));
+  return placer.FinishGroups();
 }
 
 // Folders that nothing is taken of (original/, onnx/, other steps); of a directory that is a step's

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -88,11 +89,12 @@ class Reader {
   Assembler assembler_;
   ConfigFacts config_;
   bool has_config_ = false;
-  std::vector<BlobIndex> blobs_;                // of files_.weights
-  std::vector<WeightsFile> contents_;           // the same
-  std::map<std::string, std::string> aliases_;  // second name -> name
-  std::set<std::string, std::less<>> names_;    // of tensors that are read
-  std::map<DType, uint64_t> elements_;          // of floats
+  std::vector<BlobIndex> blobs_;                     // of files_.weights
+  std::vector<WeightsFile> contents_;                // the same
+  std::map<std::string, std::string> aliases_;       // second name -> name
+  std::set<std::string, std::less<>> names_;         // of tensors that are read
+  std::map<DType, uint64_t> elements_;               // of floats
+  std::unique_ptr<const TorchFile> optimizer_file_;  // of `optimizer_`
   std::optional<deepspeed::TorchOptimizer> optimizer_;
   std::string optimizer_path_;  // for messages
   // The owners in its groups, as indices of weights.  Empty: nothing proves whose they are.

@@ -2,6 +2,9 @@
 
 #include "fs/tree/source_files.h"
 
+#include <algorithm>
+#include <set>
+
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
 
@@ -46,13 +49,19 @@ void AddFile(SourceIndex& index, const std::string& path, const SourceEntry& ent
       top ? path : path.substr(slash + 1), entry);
 }
 
+// True if no two files have one path: of one root, or of several that were adopted as one.
+bool HasOwnPaths(const StepModel& model) {
+  std::set<std::string_view> paths;
+  return std::ranges::all_of(
+      model.blobs, [&](const Blob& blob) { return blob.side || paths.insert(blob.path).second; });
+}
+
 }  // namespace
 
 SourceIndex IndexSources(const StepModel& model) {
   SourceIndex index;
   index.try_emplace(std::string());
-  const bool has_side = FindSideBlob(model).has_value();  // in a last root of its own
-  const bool one_root = model.roots.size() == (has_side ? 2 : 1);
+  const bool one_root = HasOwnPaths(model);
   for (size_t i = 0; i < model.blobs.size(); ++i) {
     const Blob& blob = model.blobs[i];
     if (blob.side || !LegalPath(blob.path)) continue;

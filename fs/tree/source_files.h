@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The source files of a step as they are: source/<path> where the step has one
-// root, source/root<k>/<path> where it has several.
+// The source files of a step as they are: source/<path>, or source/root<k>/<path> where two
+// roots of the step have a file of one path.
 //
 // Thread safety: pure functions.
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
@@ -35,7 +36,30 @@ struct AdoptFlags {
   std::string check = "auto";
   bool json = false;
   bool watch = false;
+  bool joined = false;  // --union
+
+  // The directories of each place that is to be adopted.
+  std::vector<std::vector<std::string>> Places() const {
+    if (joined) return {paths};
+    std::vector<std::vector<std::string>> places;
+    for (const std::string& path : paths) places.push_back({path});
+    return places;
+  }
 };
+
+using Places = std::vector<std::vector<std::string>>;
+
+void Ask(const std::vector<std::string>& place, AdoptRequest& request) {
+  request.ingest.path = place.front();
+  request.ingest.joined.assign(place.begin() + 1, place.end());
+}
+
+// For messages and JSON: "/a/run", "/a/run + /b/run".
+std::string NameOf(const std::vector<std::string>& place) {
+  std::string name = place.front();
+  for (size_t i = 1; i < place.size(); ++i) name += StrCat(" + ", place[i]);
+  return name;
+}
 
 // The outcome of one of the paths.
 struct Outcome {
@@ -101,6 +125,17 @@ void ComplainOf(const Outcome& outcome) {
   for (const std::string& line : outcome.report->warnings) Complain(line);
 }
 
+// The nodes of a job may each have a part of a save, which is not whole alone.
+void ComplainOfParts(const std::vector<Outcome>& outcomes) {
+  const auto failed = [](const Outcome& one) {
+    return !one.report || !one.report->refused.empty() || !one.report->skipped.empty();
+  };
+  if (outcomes.size() < 2 || !std::ranges::any_of(outcomes, failed)) return;
+  Complain(
+      "if these directories together hold one save, as disks of a job's nodes do: "
+      "`adopt --union` takes them as one");
+}
+
 void TellDaemons(const std::string& store, const std::vector<StepRecord>& adopted) {
   for (const std::string& line : RefreshDaemons(store, adopted)) {
     Complain(StrCat("a live mount was not told: ", line));
@@ -142,34 +177,35 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
 // The outcomes of paths that nothing was done with, since one of them cannot be
 // adopted; none if all can.
 std::vector<Outcome> CheckAll(const StoreForAdoption& store, AdoptRequest request,
-                              const std::vector<std::string>& paths) {
+                              const Places& places) {
   std::vector<Outcome> outcomes;
   bool sound = true;
-  for (const std::string& path : paths) {
-    request.ingest.path = path;
+  for (const auto& place : places) {
+    Ask(place, request);
     const Status checked = CheckRequested(store.directory(), request);
     sound = sound && checked;
-    outcomes.push_back(checked ? Outcome{path, AdoptReport()}
-                               : Outcome{path, Fail(Error(checked.error()))});
+    outcomes.push_back(checked ? Outcome{NameOf(place), AdoptReport()}
+                               : Outcome{NameOf(place), Fail(Error(checked.error()))});
   }
   if (sound) outcomes.clear();
   return outcomes;
 }
 
-std::vector<Outcome> AdoptAll(StoreForAdoption& store, AdoptRequest request,
-                              const std::vector<std::string>& paths) {
+std::vector<Outcome> AdoptAll(StoreForAdoption& store, AdoptRequest request, const Places& places) {
   std::vector<Outcome> outcomes;
-  if (paths.size() > 1) outcomes = CheckAll(store, request, paths);
+  if (places.size() > 1) outcomes = CheckAll(store, request, places);
   if (!outcomes.empty()) {
     for (const Outcome& outcome : outcomes) ComplainOf(outcome);
-    Complain(StrCat("nothing was adopted of ", paths.size(), " paths"));
+    Complain(StrCat("nothing was adopted of ", places.size(), " paths"));
+    ComplainOfParts(outcomes);
     return outcomes;
   }
-  for (const std::string& path : paths) {
-    request.ingest.path = path;
-    outcomes.push_back(Outcome{path, AdoptRequested(store, request)});
+  for (const auto& place : places) {
+    Ask(place, request);
+    outcomes.push_back(Outcome{NameOf(place), AdoptRequested(store, request)});
     ComplainOf(outcomes.back());
   }
+  ComplainOfParts(outcomes);
   return outcomes;
 }
 
@@ -189,7 +225,7 @@ Status RunAdopt(const AdoptFlags& options) {
     CKPT_ASSIGN_OR_RETURN(Store* const opened, store.Open());
     return Watch(*opened, std::move(request), options);
   }
-  const std::vector<Outcome> outcomes = AdoptAll(store, request, options.paths);
+  const std::vector<Outcome> outcomes = AdoptAll(store, request, options.Places());
   int code = 0;  // of the first error
   for (const Outcome& outcome : outcomes) {
     for (const Error& error : ErrorsOf(outcome)) {
@@ -253,6 +289,10 @@ void AddAdoptCommand(CommandSet& commands) {
       .Add("--watch", options->watch,
            "Adopt steps as a job saves them, until interrupted; prints each")
       .Excludes("--refresh");
+  command
+      .Add("--union", options->joined,
+           "The PATHs together are one directory, whose files lie on several disks")
+      .Excludes("--watch");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunAdopt(*options); };
 }

@@ -113,6 +113,15 @@ Status CheckNoMountOf(const std::string& store, const std::string& path) {
   return {};
 }
 
+Status CheckNoMounts(const std::string& store, const AdoptRequest& request) {
+  if (request.ownership != Ownership::kReference) return {};
+  CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, request.ingest.path));
+  for (const std::string& path : request.ingest.joined) {
+    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& word) {
@@ -135,15 +144,42 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   return IngestPlace(place, sources, options, HintsOfTools());
 }
 
-Status CheckRequested(const std::string& store, const AdoptRequest& request) {
-  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
-  if (request.ownership == Ownership::kReference) {
-    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
+namespace {
+
+// The directories of the request, absolute, and the place that they are together.
+struct Requested {
+  std::vector<std::string> paths;
+  Place place;
+};
+
+Result<Requested> PlaceOfRequest(const IngestRequest& request) {
+  Requested out;
+  out.paths.push_back(request.path);
+  out.paths.insert(out.paths.end(), request.joined.begin(), request.joined.end());
+  for (std::string& path : out.paths) {
+    CKPT_ASSIGN_OR_RETURN(path, AbsolutePath(path));
   }
-  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-  CKPT_RETURN_IF_ERROR(ScanPlace(place, MakeSources(), HintsOfTools()));
-  if (request.ownership == Ownership::kLink) return CheckLinks(store, path);
+  CKPT_ASSIGN_OR_RETURN(
+      out.place, out.paths.size() == 1 ? PlaceOf(out.paths.front()) : PlaceOfUnion(out.paths));
+  return out;
+}
+
+// Before a store is made.
+Status CheckLinksOf(const std::string& store, const AdoptRequest& request,
+                    const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    if (request.ownership == Ownership::kLink) CKPT_RETURN_IF_ERROR(CheckLinks(store, path));
+  }
   return {};
+}
+
+}  // namespace
+
+Status CheckRequested(const std::string& store, const AdoptRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(const Requested requested, PlaceOfRequest(request.ingest));
+  CKPT_RETURN_IF_ERROR(CheckNoMounts(store, request));
+  CKPT_RETURN_IF_ERROR(ScanPlace(requested.place, MakeSources(), HintsOfTools()));
+  return CheckLinksOf(store, request, requested.paths);
 }
 
 namespace {
@@ -167,9 +203,7 @@ Result<Store*> StoreForAdoption::Open() {
 
 Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest& request,
                                     FamilySet& families) {
-  if (request.ownership == Ownership::kReference) {
-    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, request.ingest.path));
-  }
+  CKPT_RETURN_IF_ERROR(CheckNoMounts(store, request));
   AdoptOptions options;
   CKPT_ASSIGN_OR_RETURN(options.source, OptionsOf(request.ingest, families));
   options.hints = HintsOfTools();
@@ -184,17 +218,14 @@ Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest
 }
 
 Result<AdoptReport> AdoptRequested(StoreForAdoption& store, const AdoptRequest& request) {
-  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(const AdoptOptions options,
                         AdoptOptionsOf(store.directory(), request, families));
-  if (request.ownership == Ownership::kLink) {  // before a store is made
-    CKPT_RETURN_IF_ERROR(CheckLinks(store.directory(), path));
-  }
+  CKPT_ASSIGN_OR_RETURN(const Requested requested, PlaceOfRequest(request.ingest));
+  CKPT_RETURN_IF_ERROR(CheckLinksOf(store.directory(), request, requested.paths));
   const auto sources = MakeSources();
-  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-  return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, place, sources,
-                    options);
+  return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, requested.place,
+                    sources, options);
 }
 
 }  // namespace ckptfs

@@ -258,14 +258,112 @@ def beside_trainer(folder, one, args, how):
 HOW = pytest.mark.parametrize('how', ['plain', 'deepspeed'])
 
 
+class Deep(nn.Module):
+    """Shapes tell its order, but for that of equal layers; `swapped` has two modules that nothing tells apart."""
+
+    def __init__(self, swapped=False):
+        super().__init__()
+        self.embed = nn.Linear(8, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.norm = nn.LayerNorm(6)
+        if swapped:
+            self.out = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 8)
+
+    def forward(self, x):
+        h = self.embed(x)
+        for layer in self.layers:
+            h = layer(h).relu()
+        y = self.head(self.norm(h))
+        return y + self.head(self.out(x)) if hasattr(self, 'out') else y
+
+
+def deep(monkeypatch, swapped=False):
+    monkeypatch.setitem(globals(), 'Net', lambda _: Deep(swapped))
+
+
 @HOW
-def test_trainers_own_groups_prove_it(ckptfs, tmp_path, how):
+def test_trainers_own_groups_prove_it(ckptfs, tmp_path, how, monkeypatch):
+    deep(monkeypatch)
     args = arguments()
     one = Trained(trainers_own(args))
     assert one.order != [n for n, _ in one.model.named_parameters()]
     beside_trainer(tmp_path / 'run', one, args, how)
     got = taken(ckptfs, tmp_path / 'run', tmp_path / 'out')
     assert_taken(one, got, got[2])
+
+
+def tiny(family):
+    """A model of transformers, of two layers, with heads of its own."""
+    import transformers
+    sizes = {'vocab_size': 64, 'hidden_size': 16, 'num_hidden_layers': 2, 'num_attention_heads': 2, 'intermediate_size': 24}
+    if family == 'gpt2':
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32))
+    if family == 'bert':
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, max_position_embeddings=32))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=family == 'llama_tied'))
+
+
+@pytest.mark.parametrize('family', ['llama', 'llama_tied', 'gpt2', 'bert'])
+def test_trainers_own_groups_of_real_models_prove_it(ckptfs, tmp_path, family):
+    from transformers import Trainer
+    torch.manual_seed(0)
+    model, args = tiny(family), arguments()
+    trainer = Trainer(model, args)
+    trainer.create_optimizer_and_scheduler(6)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    trainer.optimizer.step()
+    names = {p: n for n, p in model.named_parameters()}
+    own = tmp_path / 'run' / 'checkpoint-3'
+    own.mkdir(parents=True)
+    torch.save(model.state_dict(), own / 'pytorch_model.bin')
+    model.config.save_pretrained(own)
+    torch.save(trainer.optimizer.state_dict(), own / 'optimizer.pt')
+    torch.save(args, own / 'training_args.bin')
+    for name in ('scheduler.pt', 'rng_state.pth'):
+        torch.save({}, own / name)
+    (own / 'trainer_state.json').write_text(json.dumps({'global_step': 3}))
+    moments, _, said = taken(ckptfs, tmp_path / 'run', tmp_path / 'out')
+    assert said == ''
+    truth = {f'{kind}/{names[p]}': state[kind] for p, state in trainer.optimizer.state.items() for kind in MOMENTS}
+    assert set(moments) == set(truth) and all(torch.equal(moments[k], t) for k, t in truth.items())
+
+
+@HOW
+def test_trainers_own_groups_prove_nothing_of_modules_alike(ckptfs, tmp_path, how, monkeypatch):
+    """A script's own groups with the two modules exchanged would be the same file."""
+    deep(monkeypatch, swapped=True)
+    args = arguments()
+    one = Trained(trainers_own(args))
+    beside_trainer(tmp_path / 'run', one, args, how)
+    assert_left_out(one, taken(ckptfs, tmp_path / 'run', tmp_path / 'out'), 'they also fit an order in which')
+
+
+FORMS = {'adamw_torch': False, 'adamw_torch_fused': True, 'adafactor': True, 'sgd': False, 'adagrad': False,
+         'rmsprop': False}  # of optim=: those whose groups tell who made them
+
+
+@HOW
+@pytest.mark.parametrize('optim', FORMS)
+def test_each_form_of_trainers_optimizer(ckptfs, tmp_path, how, optim, monkeypatch):
+    deep(monkeypatch)
+    args = arguments(optim=optim, optim_args='momentum=0.9' if optim in ('sgd', 'rmsprop') else None)
+    one = Trained(trainers_own(args))
+    beside_trainer(tmp_path / 'run', one, args, how)
+    done = ckptfs.adopt(tmp_path / 'run')
+    ckptfs.run('export', '--store', ckptfs.store, done.stdout.split()[0], 'tp1/rank0', tmp_path / 'out')
+    weights = load_file(tmp_path / 'out/model.safetensors')
+    assert all(torch.equal(weights[k], t) for k, t in one.model.state_dict().items())
+    states = load_file(tmp_path / 'out/optimizer.safetensors')
+    truth = {f'{kind}/{one.names[p]}': t for p, state in one.optimizer.state.items() for kind, t in state.items()
+             if torch.is_tensor(t) and kind != 'step'}
+    if not FORMS[optim]:
+        assert truth and not set(truth) & set(states)
+        assert 'left out' in done.stderr and '--parameter-order' in done.stderr
+        return
+    assert done.stderr == ''
+    assert truth and all(torch.equal(states[k], t) for k, t in truth.items())
 
 
 @HOW
@@ -278,17 +376,24 @@ def test_an_optimizer_that_trainer_was_given_has_no_rule(ckptfs, tmp_path, how):
     assert_left_out(one, taken(ckptfs, tmp_path / 'run', tmp_path / 'out'))
 
 
+ORDERS = {'head first': head_first, 'reversed': lambda model: list(model.parameters())[::-1],
+          'sorted': lambda model: [p for _, p in sorted(model.named_parameters(), reverse=True)],
+          'last': lambda model: [*model.body.parameters(), *model.norm.parameters(), *model.head.parameters()]}
+
+
 @HOW
-@pytest.mark.parametrize('optim', ['adamw_torch_fused', 'adamw_torch'])
-def test_trainers_hyper_parameters_are_no_order(ckptfs, tmp_path, how, optim):
-    """An optimizer that Trainer was given, with two groups and every hyper-parameter as Trainer's own would have them."""
+@pytest.mark.parametrize('fused', [True, None])
+@pytest.mark.parametrize('order', ORDERS)
+def test_trainers_hyper_parameters_are_no_order(ckptfs, tmp_path, how, fused, order):
+    """An optimizer that Trainer was given, with Trainer's two groups and every one of its hyper-parameters."""
     def make(model):
-        own = torch.optim.AdamW([{'params': [p for p in head_first(model) if p.ndim > 1], 'weight_decay': 0.1},
-                                 {'params': [p for p in head_first(model) if p.ndim < 2], 'weight_decay': 0.}], lr=1e-3)
+        ours = ORDERS[order](model)
+        own = torch.optim.AdamW([{'params': [p for p in ours if p.ndim > 1], 'weight_decay': 0.1},
+                                 {'params': [p for p in ours if p.ndim < 2], 'weight_decay': 0.}], lr=1e-3, fused=fused)
         torch.optim.lr_scheduler.LambdaLR(own, lambda _: 1.)
         return own
     one = Trained(make)
-    beside_trainer(tmp_path / 'run', one, arguments(optim=optim), how)
+    beside_trainer(tmp_path / 'run', one, arguments(optim='adamw_torch_fused' if fused else 'adamw_torch'), how)
     assert_left_out(one, taken(ckptfs, tmp_path / 'run', tmp_path / 'out'))
 
 

@@ -184,3 +184,53 @@ def test_rows_and_columns_are_cut_with_their_parameter(ckptfs, tmp_path, which):
                 want[name] = tensor.chunk(2)[rank]
         for name, tensor in want.items():
             assert torch.equal(got[name], tensor), (rank, name)
+
+
+class Projector:
+    """A state that only its class can read."""
+
+
+def file_of(folder, **more):
+    """optimizer.pt beside safetensors, whose states are of many kinds; (what the job asks DCP for, the file's dict)."""
+    net = Net()
+    own = folder / 'run' / 'checkpoint-3'
+    own.mkdir(parents=True)
+    states = {}
+    for i, (name, p) in enumerate(net.named_parameters()):
+        states[i] = {'exp_avg': torch.randn_like(p), 'step': 3, 'Q': [torch.randn(3, 3), torch.randn(2)], 'none': None,
+                     'block': torch.randn(5), 'sizes': (1, 2.5, 'x'), 'inner': {'a': torch.ones(2), 'b': 1}}
+    group = {'lr': .1, 'betas': (.9, .99), 'params': [*range(4)]}
+    optimizer = {'state': states, 'param_groups': [{**group, 'param_names': [n for n, _ in net.named_parameters()]}]}
+    asked = {'model': net.state_dict(),
+             'optim': {'state': {n: dict(states[i]) for i, (n, _) in enumerate(net.named_parameters())},
+                       'param_groups': [{**group, 'params': [n for n, _ in net.named_parameters()]}]}}
+    save_file(net.state_dict(), own / 'model.safetensors')
+    for i in range(4):
+        states[i].update(more.get('states', {}))
+    optimizer['param_groups'][0].update(more.get('settings', {}))
+    optimizer.update(more.get('parts', {}))
+    torch.save(optimizer, own / 'optimizer.pt')
+    (own / 'trainer_state.json').write_text('{"global_step": 3}')
+    return asked
+
+
+def test_what_an_optimizer_file_has_beside_moments_comes_back(ckptfs, tmp_path):
+    from test_dcp_beside import differing, other
+    asked = file_of(tmp_path)
+    done = ckptfs.adopt(tmp_path / 'run', 'run')
+    assert "state 'Q'" in done.stderr and 'dcp/ alone shows it' in done.stderr
+    for view in ('tp1', 'dp2'):
+        out = tmp_path / view
+        ckptfs.run('export', '--store', ckptfs.store, done.stdout.split()[0], f'{view}/dcp', out)
+        got = other(asked)
+        dcp.load(got, checkpoint_id=next(at for at, _, files in os.walk(out) if '.metadata' in files), no_dist=True)
+        assert not differing(got, asked)
+
+
+def test_what_nobody_can_show_is_named(ckptfs, tmp_path):
+    file_of(tmp_path, states={'projector': Projector()}, settings={'rate': torch.tensor(.1), 'kind': torch.float32},
+            parts={'base': {'x': 1}})
+    done = ckptfs.adopt(tmp_path / 'run', 'run')
+    for word in ("state 'projector' is neither", "setting 'rate' is neither", "setting 'kind' is neither", "'base' is neither"):
+        assert word in done.stderr
+    assert "'projector' is neither a plain tensor nor a number (dcp/" not in done.stderr

@@ -117,7 +117,11 @@ TEST(SourceFilesTest, HostilePathsAndSeveralRoots) {
   EXPECT_TRUE(index.at("deep/er").contains("file"));
   EXPECT_FALSE(index.at("").contains(".."));
   model.roots = {"/a", "/b"};
+  EXPECT_TRUE(IndexSources(model).at("x").contains("y")) << "directories that are one step";
+  model.blobs.back().root = 1;
+  model.blobs.back().path = "x/y";
   EXPECT_TRUE(IndexSources(model).at("root0/x").contains("y"));
+  EXPECT_TRUE(IndexSources(model).at("root1/x").contains("y"));
 }
 
 TEST(ParamFilesTest, NamesThatAreCutAlikeAndDoubleAtomsStayApart) {

@@ -56,6 +56,25 @@ def test_directories_keep_their_modes(public):
         assert as_nobody(path) == allowed, run
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
+@pytest.mark.parametrize('how', [[], ['--copy']], ids=['reference', 'copy'])
+def test_a_closed_directory_of_one_node_closes_the_step(public, how):
+    """Of directories that are joined, each must let a user pass."""
+    parts = [f'{public.folder}/n{i}/run7' for i in range(2)]
+    for part in parts:
+        shutil.copytree(GOLDEN, part)
+    for path in glob.glob(f'{parts[0]}/*/*optim*') + glob.glob(f'{parts[1]}/*/*model*'):
+        os.unlink(path)
+    mount = public.mount()
+    for mode, run, allowed in ((0o755, 'open', True), (0o700, 'closed', False)):
+        os.chmod(f'{public.folder}/n1', mode)
+        public.adopt('--union', run, extra=[*how, *parts])
+        view, = glob.glob(f'{mount}/run/{run}/step/*/view')
+        path = f'{view}/dp1/rank0/model.safetensors'
+        assert os.path.exists(path)
+        assert as_nobody(path) == allowed, run
+
+
 def test_a_repaired_file_is_copied_again(ckptfs, source):
     ckptfs.adopt(source, 'run7', extra=['--copy'])
     path, = glob.glob(f'{source}/*/*_00_model_states.pt')

@@ -287,37 +287,50 @@ TEST(OwnershipTest, TheUsersOrderIsTheOptimizersAndIsChecked) {
 constexpr uint64_t kFirst = 1, kSecond = 2;
 
 TEST(OwnershipTest, AToolsRuleProvesWhereItFitsInOneWay) {
-  const ToolRule decay{"the tool", {kFirst, kSecond, kFirst, kSecond}};
-  const std::vector<OwnableParameter> norms = {
-      {"a", {8, 8}}, {"x", {8}}, {"b", {8, 8}}, {"y", {8}}};
-  const ToolRule either{"the tool", {kFirst, kFirst | kSecond, kFirst, kFirst | kSecond}};
-  const std::vector<std::vector<OptimizerMember>> two = {{Of({8, 8}), Of({8, 8})},
-                                                         {Of({8}), Of({8})}};
+  const std::vector<OwnableParameter> model = {{"embed.weight", {9, 8}}, {"body.weight", {8, 8}},
+                                               {"body.bias", {8}},       {"again.weight", {8, 8}},
+                                               {"again.bias", {8}},      {"norm.weight", {4}}};
+  const ToolRule decay{"the tool", {kFirst, kFirst, kSecond, kFirst, kSecond, kFirst | kSecond}};
+  const std::vector<std::vector<OptimizerMember>> told = {{Of({9, 8}), Of({8, 8}), Of({8, 8})},
+                                                          {Of({8}), Of({8}), Of({4})}};
+  const std::vector<OwnableParameter> layers = {{"embed.weight", {9, 8}},
+                                                {"layers.0.weight", {8, 8}},
+                                                {"layers.1.weight", {8, 8}},
+                                                {"norm.weight", {8}}};
+  const ToolRule of_layers{"the tool", {kFirst, kFirst, kFirst, kFirst | kSecond}};
   const std::vector<Case> cases = {
-      {"decay, then the others",
-       kTwoLayers,
-       two,
-       {{"body.weight", "head.weight"}, {"body.bias", "head.bias"}},
+      {"layers of one shape, and a norm that is told by the numbers",
+       layers,
+       {{Of({9, 8}), Of({8, 8}), Of({8, 8})}, {Of({8})}},
+       {{"embed.weight", "layers.0.weight", "layers.1.weight"}, {"norm.weight"}},
        Evidence::kRule,
        "",
+       {},
+       of_layers},
+      {"the norm with those that decay",
+       layers,
+       {{Of({9, 8}), Of({8, 8}), Of({8, 8}), Of({8})}, {}},
+       {{"embed.weight", "layers.0.weight", "layers.1.weight", "norm.weight"}, {}},
+       Evidence::kRule,
+       "",
+       {},
+       of_layers},
+      {"two modules that a script may have given in another order",
+       model,
+       told,
+       {},
+       Evidence::kNone,
+       "they also fit an order in which 'again.weight' stands where it has 'body.weight'",
        {},
        decay},
-      {"a class that is not known, told by the numbers",
-       norms,
-       two,
-       {{"a", "b"}, {"x", "y"}},
-       Evidence::kRule,
-       "",
+      {"all reversed",
+       kTwoLayers,
+       {{Of({8, 8}), Of({8, 8})}, {Of({8}), Of({8})}},
        {},
-       either},
-      {"one of each: it could be either",
-       norms,
-       {{Of({8, 8}), Of({8}), Of({8, 8})}, {Of({8})}},
-       {{"a", "x", "b"}, {"y"}},
-       Evidence::kRule,
-       "",
+       Evidence::kNone,
+       "they also fit an order in which 'head.weight' stands",
        {},
-       either},
+       ToolRule{"the tool", {kFirst, kSecond, kFirst, kSecond}}},
       {"behind each other: it could be either",
        {{"a", {8, 8}}, {"x", {8}}, {"y", {8}}},
        {{Of({8, 8}), Of({8})}, {Of({8})}},
@@ -333,7 +346,7 @@ TEST(OwnershipTest, AToolsRuleProvesWhereItFitsInOneWay) {
        Evidence::kNone,
        "several ways",
        {},
-       decay},
+       ToolRule{"the tool", {kFirst, kSecond, kFirst, kSecond}}},
       {"groups of a script's own",
        kTwoLayers,
        {{Of({8, 8}), Of({8})}, {Of({8, 8}), Of({8})}},
@@ -341,7 +354,7 @@ TEST(OwnershipTest, AToolsRuleProvesWhereItFitsInOneWay) {
        Evidence::kNone,
        "do not fit that order",
        {},
-       decay},
+       ToolRule{"the tool", {kFirst, kSecond, kFirst, kSecond}}},
       {"another order within a group, of which shapes tell",
        kOwnShapes,
        {{Of({4, 2}), Of({2, 3})}, {Of({2}), Of({4})}},
@@ -349,7 +362,7 @@ TEST(OwnershipTest, AToolsRuleProvesWhereItFitsInOneWay) {
        Evidence::kShape,
        "",
        {},
-       decay},
+       ToolRule{"the tool", {kFirst, kSecond, kFirst, kSecond}}},
   };
   for (const Case& one : cases) Check(one);
 }
