@@ -60,6 +60,20 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
   return std::nullopt;
 }
 
+// Names what stands beside the dict that was taken in a file of optimizers: it may be a state of
+// theirs, and no view shows it.
+void LeaveOutBeside(PickleRef root, const std::string& taken, OptimizerChoice& out) {
+  for (const auto& [key, value] : root.Items()) {
+    const std::string name(key.String().value_or("?"));
+    const bool plain = value.Number() || value.Bool() || value.String() || value.IsNone();
+    if (plain || taken == name || taken.starts_with(name + ".")) continue;
+    out.left_out.push_back({LeftOutPart::kOptimizer, StrCat("'", name, "'"),
+                            StrCat("'", name, "' stands beside '", taken,
+                                   "', which alone is read as the state_dict() of an optimizer"),
+                            ""});
+  }
+}
+
 }  // namespace
 
 OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
@@ -90,6 +104,7 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
       leave_out(what, *why);
     } else {
       out.dict = part.value;
+      if (weights == nullptr && !part.key.empty()) LeaveOutBeside(root, part.key, out);
     }
   }
   return out;

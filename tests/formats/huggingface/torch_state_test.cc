@@ -224,6 +224,17 @@ TEST(OptimizerChoiceTest, TheOnlyOneOfAModelThatIsTrainedIsTaken) {
               HasSubstr("not hold the state_dict() of an optimizer"));
 }
 
+TEST(OptimizerChoiceTest, WhatStandsBesideTheOneInAFileOfItsOwnIsNamed) {
+  const PickleTree tree = TreeOf([](Maker& m) {
+    return m.Dict({{"base", m.Optimizer()}, {"masks", m.Module()}});
+  });
+  const OptimizerChoice choice = ChooseOptimizer(RootOf(tree), "optimizer.pt", nullptr);
+  EXPECT_TRUE(choice.dict);
+  ASSERT_EQ(choice.left_out.size(), 1U);
+  EXPECT_EQ(choice.left_out[0].what, "'masks'");
+  EXPECT_THAT(choice.left_out[0].why, HasSubstr("beside 'base'"));
+}
+
 TEST(OptimizerChoiceTest, AnAverageThatATrainerSavesAsTheModelHasNone) {
   WeightsFile weights;
   weights.model = "state_dict";
