@@ -189,7 +189,7 @@ Result<std::vector<PreparedPart>> Spool::Look(const Storage& storage, const std:
   if (of != DigestOf(store).Hex()) return parts;
   CKPT_ASSIGN_OR_RETURN(const auto records, ListFilesBelow(storage, kPreparedFolder));
   for (const std::string& path : records) {
-    const auto name = ParseCommitName(path);
+    const auto name = ParseFlatName(path);
     if (!name || name->kind != CommitName::Kind::kPart) continue;
     const auto record = ReadWhole(storage, path, kPreparedMaxBytes);
     auto part = record ? ParsePart(*record, *name) : Fail(Error(record.error()));

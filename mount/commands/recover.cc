@@ -17,6 +17,7 @@
 #include "mount/commands/peer_steps.h"
 #include "mount/control/step_json.h"
 #include "mount/printable.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 namespace {
@@ -27,7 +28,7 @@ constexpr const char* kSpoolPlace = "spool";
 constexpr size_t kAskers = 16;
 constexpr int kAsks = 5;  // while daemons show different steps
 constexpr std::chrono::seconds kBetweenAsks{1};
-constexpr uint64_t kMostBack = 1023;  // attempts before the one in memory that are known by name
+constexpr uint64_t kMostTurns = 1023;  // in which a job went back, whose saves are known by name
 
 struct RecoverFlags {
   std::string run;
@@ -155,12 +156,16 @@ std::optional<Unstored> NewestUnstored(const Survivors& survivors) {
   return std::nullopt;
 }
 
-// True if files lie where that attempt, or one before it of the same life, put those of its step.
+// True if files lie where that attempt, or an earlier save of `step` in the same life, put them.
 bool IsUpTo(std::string_view directory, AttemptName attempt, uint64_t step) {
-  for (uint64_t back = 0; back <= kMostBack; ++back) {
-    if (PreparedPart{attempt, step, 0, 0, {}}.Directory() == directory) return true;
-    if (attempt.attempt == 0) return false;
-    --attempt.attempt;
+  const uint64_t last = attempt.attempt;
+  const uint64_t turn = TurnOf(last);
+  for (uint64_t back = 0; back <= std::min(turn, kMostTurns); ++back) {
+    for (const uint64_t number : AttemptsOf(turn - back, step)) {
+      if (number > last) break;
+      attempt.attempt = number;
+      if (PreparedPart{attempt, step, 0, 0, {}}.Directory() == directory) return true;
+    }
   }
   return false;
 }

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 
 #include "core/base/fault_point.h"
 #include "core/base/runtime_directory.h"
@@ -105,6 +106,12 @@ uint64_t NextAttempt(uint64_t last, uint64_t step) {
 uint64_t StepOf(uint64_t attempt) { return std::max(attempt % kTurn / kAgain, uint64_t{1}) - 1; }
 
 uint64_t TurnOf(uint64_t attempt) { return attempt / kTurn; }
+
+std::vector<uint64_t> AttemptsOf(uint64_t turn, uint64_t step) {
+  std::vector<uint64_t> attempts(kAgain);
+  std::iota(attempts.begin(), attempts.end(), NextAttempt(turn * kTurn, step));
+  return attempts;
+}
 
 uint64_t InTurnOf(uint64_t attempt, uint64_t last) {
   return TurnOf(attempt) > TurnOf(last) ? TurnOf(attempt) * kTurn : last;

@@ -52,6 +52,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
@@ -102,6 +103,8 @@ uint64_t NextAttempt(uint64_t last, uint64_t step);
 uint64_t StepOf(uint64_t attempt);
 // Returns how often a rank went back before this number.
 uint64_t TurnOf(uint64_t attempt);
+// Returns the numbers that a step's saves have in a turn, rising.
+std::vector<uint64_t> AttemptsOf(uint64_t turn, uint64_t step);
 // Returns `last` as a rank in the turn of `attempt` has it, unless its own turn is later.
 uint64_t InTurnOf(uint64_t attempt, uint64_t last);
 

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
@@ -62,6 +63,8 @@ TEST(SnapshotProtocolTest, RanksThatMissASaveAreTogetherAtTheNext) {
     for (const uint64_t step : steps) {
       const uint64_t next = NextAttempt(last, step);
       EXPECT_GT(next, last) << step;
+      const auto known = AttemptsOf(TurnOf(next), step);
+      EXPECT_TRUE(std::ranges::binary_search(known, next)) << step;
       last = next;
     }
     return last;
