@@ -80,6 +80,9 @@ class WorldCommit {
   // worlds, or one is of an older build.  The host is filled in.
   Result<JobWorld> Join(NodeRanks mine);
   void Leave(const std::string& run, const std::string& job);
+  // Writes again what this daemon gathered and somebody removed as a dead daemon's.  Called
+  // every few seconds.
+  Status KeepWorlds();
 
   // Makes this daemon's part durable: the files, which `bytes` has under PathOf, and its
   // record.  Nothing if the attempt is decided.  Files that an earlier daemon prepared just so
@@ -123,7 +126,9 @@ class WorldCommit {
   Result<JobWorld> Gather(const NodeRanks& mine);
   // kExists if a daemon that works has ranks of the job and cannot make steps with this build.
   Status CheckNoOlderBuild(const NodeRanks& mine);
-  Result<JobWorld> ReadWorld(const NodeRanks& mine) const;
+  Result<JobWorld> ReadWorld(const NodeRanks& mine);
+  // True if this daemon wrote the record of the job's world.
+  bool IsMyWorld(const std::string& run, const std::string& job) const;
   Result<Names> NamesOf(const AttemptName& name) const;
   Result<const PreparedPart*> PartAt(const std::string& path);
   Result<std::map<uint32_t, const PreparedPart*>> PartsOf(const Names& names);

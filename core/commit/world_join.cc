@@ -119,10 +119,13 @@ Result<JobWorld> WorldCommit::Gather(const NodeRanks& mine) {
 }
 
 // A record that does not name all of `mine` is of another life, or older than what we said.
-Result<JobWorld> WorldCommit::ReadWorld(const NodeRanks& mine) const {
+Result<JobWorld> WorldCommit::ReadWorld(const NodeRanks& mine) {
   const std::string path = WorldName(mine.run, mine.job);
   const auto text = ReadWhole(*store_.storage(), path, kPreparedMaxBytes);
-  if (!text && text.error().code == ErrorCode::kNotFound) return JobWorld();
+  if (!text && text.error().code == ErrorCode::kNotFound) {
+    CKPT_RETURN_IF_ERROR(CheckNoOlderBuild(mine));  // which would never write one
+    return JobWorld();
+  }
   if (!text) return Fail(Error(text.error()));
   CKPT_ASSIGN_OR_RETURN(const WorldRecord record, ParseWorld(*text, *ParseCommitName(path)));
   std::map<uint32_t, uint64_t> unnamed = mine.ranks;
@@ -136,10 +139,27 @@ Result<JobWorld> WorldCommit::ReadWorld(const NodeRanks& mine) const {
   return unnamed.empty() && !others ? WorldOf(record, mine) : JobWorld();
 }
 
+Status WorldCommit::KeepWorlds() {
+  for (const auto& [job, record] : worlds_) {
+    const std::string path = WorldName(job.first, job.second);
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*store_.storage(), path));
+    if (there || record.run.empty()) continue;
+    CKPT_RETURN_IF_ERROR(Replace(*store_.storage(), path, RenderWorld(record)));
+  }
+  return {};
+}
+
+bool WorldCommit::IsMyWorld(const std::string& run, const std::string& job) const {
+  const std::string path = WorldName(run, job);
+  const auto text = ReadWhole(*store_.storage(), path, kPreparedMaxBytes);
+  const auto record = text ? ParseWorld(*text, *ParseCommitName(path)) : Fail(Error(text.error()));
+  return record && record->node == node();
+}
+
 void WorldCommit::Leave(const std::string& run, const std::string& job) {
   joined_.erase({run, job});
   joined_holds_.erase({run, job});
-  if (worlds_.erase({run, job}) != 0) Forget(WorldName(run, job));
+  if (worlds_.erase({run, job}) != 0 && IsMyWorld(run, job)) Forget(WorldName(run, job));
   Forget(NodeRanksName(run, job, node()));
   Prune(JobFolder(run, job));
 }

@@ -189,6 +189,11 @@ void PreparedSweep::PruneBelow(const std::string& folder, int depth) const {
 
 Status PreparedSweep::KeepFlat(const std::string& path, const CommitName& name) {
   if (IsLayoutMark(name)) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto text, Read(path));
+  if (!text && name.kind != Kind::kRanks) {  // it may just have got its new name
+    use_.unknown = true;
+    return {};
+  }
   if (name.kind == Kind::kPart) return KeepPart(path, name);
   Attempt of;
   of.outcome = path;
@@ -201,7 +206,9 @@ Status PreparedSweep::JudgeWorld(const std::string& path, const CommitName& name
   const auto world = text ? ParseWorld(*text, name) : Fail(ErrorCode::kDataLoss, "");
   if (!text || (world && !IsGone(world->node))) return {};
   CKPT_ASSIGN_OR_RETURN(const auto beside, ListFilesBelow(storage_, ParentPath(path)));
-  return beside.size() == 1 ? Remove(path) : Status();
+  if (beside.size() != 1) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto now, Read(path));  // a new leader's may have come
+  return now == text ? Remove(path) : Status();
 }
 
 Result<PreparedUse> PreparedSweep::Run() {
@@ -211,11 +218,13 @@ Result<PreparedUse> PreparedSweep::Run() {
   }
   CKPT_ASSIGN_OR_RETURN(const auto paths, ListFilesBelow(storage_, kPreparedFolder));
   std::map<std::pair<Digest, uint64_t>, std::pair<CommitName, Attempt>> attempts;
+  std::set<std::pair<Digest, uint64_t>> flat;  // attempts with records of older builds
   for (const std::string& path : paths) {
     const auto name = ParseCommitName(path);
     if (!name) {
-      const auto flat = ParseFlatName(path);
-      if (flat) CKPT_RETURN_IF_ERROR(KeepFlat(path, *flat));
+      const auto old = ParseFlatName(path);
+      if (old) CKPT_RETURN_IF_ERROR(KeepFlat(path, *old));
+      if (old) flat.insert({old->job, old->attempt});
       continue;
     }
     if (name->kind == Kind::kRanks) {
@@ -233,7 +242,12 @@ Result<PreparedUse> PreparedSweep::Run() {
     if (name->kind == Kind::kDone) attempt.done = path;
   }
   for (const auto& [key, found] : attempts) {
-    CKPT_RETURN_IF_ERROR(JudgeAttempt(found.first, found.second));
+    const auto& [name, attempt] = found;
+    if (attempt.parts.empty() && flat.contains(key)) {  // its parts are being given new names
+      CKPT_RETURN_IF_ERROR(IsOver(attempt, name).map([](bool) {}));
+      continue;
+    }
+    CKPT_RETURN_IF_ERROR(JudgeAttempt(name, attempt));
   }
   if (!directory_.empty() && !dry_run_) PruneBelow(std::string(kPreparedFolder), 2);
   for (const auto& [node, said] : present_) {

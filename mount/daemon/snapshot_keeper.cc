@@ -99,7 +99,13 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) 
   for (const StepRecord& record : *records) {
     if (record.iteration != part.step || record.root != SnapshotHome(part.name.run)) continue;
     const auto step = store_.Load(record);
-    if (!step && step.error().code == ErrorCode::kDataLoss) continue;  // another's misfortune
+    // A step that cannot be loaded is another's misfortune: it is lost, being removed or of a
+    // newer build, and stays so.
+    const auto stays = [](ErrorCode code) {
+      return code == ErrorCode::kDataLoss || code == ErrorCode::kNotFound ||
+             code == ErrorCode::kUnsupported;
+    };
+    if (!step && stays(step.error().code)) continue;
     if (!step) return Fail(Error(step.error()));
     const std::vector<Blob>& blobs = (*step)->model.blobs;
     if (blobs.size() < part.world) continue;  // more: of files that it points into

@@ -163,6 +163,7 @@ void WorldParts::Turn() {
   const auto now = Clock::now();
   if (now - finished_ < kScan) return;
   finished_ = now;
+  if (const Status kept = options_.commit->KeepWorlds(); !kept) Say(kept.error().message);
   const auto left = options_.commit->FinishOthers(now, kQuiet);
   if (left && *left && options_.reclaim) options_.reclaim();
 }
