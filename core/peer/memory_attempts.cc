@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -11,7 +12,28 @@
 namespace ckptfs {
 namespace {
 
-void AddPart(MemoryAttempt& attempt, const ShelvedPart& part, const Digest& node) {
+// Units of one way to cut a file.
+struct Stripe {
+  StripeShape shape;
+  Digest parity_chunks;
+  ShelvedState state = ShelvedState::kHeld;
+  std::map<uint32_t, std::vector<Digest>> units;
+};
+// By rank.  A file has several where its owner cut it anew, since nodes came or went, and where
+// not all who held units of the earlier stripe could be told.
+using Stripes = std::map<uint32_t, std::vector<Stripe>>;
+
+void AddUnit(std::vector<Stripe>& stripes, const ShelvedPart& part, const Digest& node) {
+  auto at = std::ranges::find_if(stripes, [&](const Stripe& one) {
+    return one.shape == part.shape && one.parity_chunks == part.parity_chunks;
+  });
+  if (at == stripes.end()) at = stripes.insert(at, {part.shape, part.parity_chunks, {}, {}});
+  at->units[part.unit].push_back(node);
+  at->state = std::max(at->state, part.state);
+}
+
+void AddPart(MemoryAttempt& attempt, Stripes& stripes, const ShelvedPart& part,
+             const Digest& node) {
   if (part.world != attempt.world) {
     attempt.wrong = StrCat("nodes say ", attempt.world, " and ", part.world, " ranks");
     return;
@@ -22,20 +44,31 @@ void AddPart(MemoryAttempt& attempt, const ShelvedPart& part, const Digest& node
     rank.bytes = part.bytes;
     rank.chunks = part.chunks;
   }
-  const bool first_unit = part.shape.cuts() && rank.units.empty();
-  if (first_unit) {
-    rank.shape = part.shape;
-    rank.parity_chunks = part.parity_chunks;
-  }
-  const bool one_stripe =
-      !part.shape.cuts() || (rank.shape == part.shape && rank.parity_chunks == part.parity_chunks);
-  if (rank.bytes != part.bytes || rank.chunks != part.chunks || !one_stripe) {
+  if (rank.bytes != part.bytes || rank.chunks != part.chunks) {
     attempt.wrong = StrCat("nodes hold different files of rank ", part.rank);
     return;
   }
-  if (part.state == ShelvedState::kProtected) rank.state = part.state;
-  (part.shape.cuts() ? rank.units[part.unit] : rank.nodes).push_back(node);
   if (part.rank == 0) attempt.mtime_ns = part.mtime_ns;
+  if (part.shape.cuts()) return AddUnit(stripes[part.rank], part, node);
+  rank.nodes.push_back(node);
+  rank.state = std::max(rank.state, part.state);
+}
+
+// Takes the stripe of which the file can be had, the protected one of several such; else the
+// fullest.
+void TakeStripe(HeldRank& rank, std::vector<Stripe> stripes) {
+  const auto taken_with = [&](Stripe& stripe) {
+    HeldRank with = rank;
+    with.nodes.clear();
+    with.shape = stripe.shape;
+    with.units = stripe.units;
+    return std::tuple(with.there(), stripe.state, stripe.units.size());
+  };
+  const auto best = std::ranges::max_element(stripes, {}, taken_with);
+  rank.shape = best->shape;
+  rank.parity_chunks = best->parity_chunks;
+  rank.units = std::move(best->units);
+  rank.state = std::max(rank.state, best->state);
 }
 
 }  // namespace
@@ -83,16 +116,21 @@ std::string MemoryAttempt::Hindrance() const {
 }
 
 std::vector<MemoryAttempt> AttemptsOn(const PeerShelves& shelves) {
-  std::map<std::pair<std::string, std::string>, MemoryAttempt> found;
+  std::map<std::pair<std::string, std::string>, std::pair<MemoryAttempt, Stripes>> found;
   for (const auto& [node, parts] : shelves) {
     for (const ShelvedPart& part : parts) {
       const auto [at, added] = found.try_emplace({part.name.run, part.Directory()});
-      if (added) at->second = {part.name, part.step, part.world, 0, {}, ""};
-      AddPart(at->second, part, node);
+      auto& [attempt, stripes] = at->second;
+      if (added) attempt = {part.name, part.step, part.world, 0, {}, ""};
+      AddPart(attempt, stripes, part, node);
     }
   }
   std::vector<MemoryAttempt> attempts;
-  for (auto& [key, attempt] : found) attempts.push_back(std::move(attempt));
+  for (auto& [key, one] : found) {
+    auto& [attempt, stripes] = one;
+    for (auto& [rank, of] : stripes) TakeStripe(attempt.ranks[rank], std::move(of));
+    attempts.push_back(std::move(attempt));
+  }
   return attempts;
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MemoryAttempts puts together what daemons hold in memory: an attempt at a step is whole when
-// some daemon holds each rank's file, or enough of them units of it, and protected when each file's
-// owner has said so.  Nothing
-// is believed that two daemons say differently.
+// some daemon holds each rank's file, or enough of them units of one stripe of it, and protected
+// when each file's owner has said so.  Nothing is believed that two daemons say differently.
 //
 // Thread safety: pure functions.
 

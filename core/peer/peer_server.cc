@@ -185,7 +185,10 @@ Status PeerServer::TakeOffer(PeerLink& link, const PeerFrame& frame) {
   CKPT_RETURN_IF_ERROR(link.Send({.word = PeerWord::kWanted}, {}));
   CKPT_RETURN_IF_ERROR(Fill(link, **file));
   const Status shelved = options_.shelf->Shelve(*std::move(file));
-  if (!shelved && shelved.error().code != ErrorCode::kExists) {
+  const auto there =
+      options_.shelf->Find(record.part.Directory(), record.rank().rank, record.slot());
+  // Another one may have offered it meanwhile.
+  if (!shelved && !(there && there->record().IsOf(record))) {
     if (options_.log)
       options_.log(StrCat("peer: from ", link.about(), ": ", shelved.error().message));
     return SayRefused(link, shelved.error());

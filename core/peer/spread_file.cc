@@ -19,8 +19,11 @@ SpreadFile::SpreadFile(PeerShelf& shelf, PeerShelf::FilePtr whole)
     : shelf_(shelf), whole_(std::move(whole)), record_(whole_->record()) {}
 
 void SpreadFile::Cut(const StripeShape& shape) {
-  CKPT_CHECK(!shape_);
+  CKPT_CHECK(whole_);
   shape_ = shape;
+  holders_.clear();
+  code_.reset();
+  record_ = whole_->record();
   if (!shape.cuts()) return;
   record_.shape = shape;
   code_.emplace(shape);
@@ -111,9 +114,10 @@ Status SpreadFile::Send(uint32_t unit, const Digest& node, const HeldFile::AskNo
 
 Status SpreadFile::KeepUnit() {
   if (!shape_->cuts() || !whole_) return {};
-  UnitRecord record = RecordOf(kOwnUnit);
+  const UnitRecord record = RecordOf(kOwnUnit);
   const std::string directory = record.part.Directory();
-  auto file = shelf_.Begin(std::move(record));
+  auto file = shelf_.Begin(record);
+  if (!file && file.error().code == ErrorCode::kExhausted) return {};
   if (file) {
     const auto room = (*file)->room();
     for (uint64_t at = 0; at < room.size(); at += kChunkBytes) {
@@ -121,8 +125,9 @@ Status SpreadFile::KeepUnit() {
       ChunkOf(kOwnUnit, row, room.subspan(at, FileChunk(kOwnUnit, row).size()));
     }
     CKPT_RETURN_IF_ERROR(shelf_.Shelve(*std::move(file)));
-  } else if (file.error().code != ErrorCode::kExists) {
-    return Fail(std::move(file).error());
+  } else {
+    const auto there = shelf_.Find(directory, rank(), record.slot());
+    if (!there || !there->record().IsOf(record)) return Fail(std::move(file).error());
   }
   whole_ = nullptr;
   (void)shelf_.Remove(directory, rank(), 0);
@@ -130,7 +135,8 @@ Status SpreadFile::KeepUnit() {
 }
 
 void SpreadFile::Protect() {
-  (void)shelf_.Protect(record_.part.Directory(), rank(), shape_->SlotOf(kOwnUnit));
+  const uint32_t slot = whole_ ? 0 : shape_->SlotOf(kOwnUnit);
+  (void)shelf_.Protect(record_.part.Directory(), rank(), slot);
 }
 
 void SpreadFile::LetGo() {

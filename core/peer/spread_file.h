@@ -36,7 +36,10 @@ class SpreadFile {
   // What other nodes hold; a node has one unit.
   const std::map<Digest, uint32_t>& holders() const { return holders_; }
 
-  // Decides the shape, and digests the parity.  REQUIRES: no shape yet.  BLOCKS: on reading it.
+  // True while the whole file is here, so that it may be cut, or cut anew.
+  bool MayBeCut() const { return whole_ != nullptr; }
+  // Decides the shape, and digests the parity.  What others hold by another shape is none of it.
+  // REQUIRES: MayBeCut().  BLOCKS: on reading it.
   void Cut(const StripeShape& shape);
   // Units that none of these other nodes holds.  REQUIRES: it has a shape; so do all below.
   std::set<uint32_t> Missing(const std::set<Digest>& nodes) const;
@@ -45,7 +48,8 @@ class SpreadFile {
               const std::function<bool(uint64_t bytes)>& paced);
   // The node has lost its unit.
   void Forget(const Digest& node) { holders_.erase(node); }
-  // Leaves the own unit alone on the shelf.  REQUIRES: others hold the other units.
+  // Leaves the own unit alone on the shelf, or the whole file while there is no room for both.
+  // REQUIRES: others hold the other units.
   Status KeepUnit();
   // All nodes know that it is protected; so does the own shelf.
   void Protect();

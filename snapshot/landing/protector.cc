@@ -308,9 +308,11 @@ std::set<Digest> Protector::PresentNodes() const {
 Status Protector::SpreadRank(Generation& generation, SpreadFile& file) {
   if (!file.shape() || !file.Missing(PresentNodes()).empty()) {
     const Place place = PlaceNow();
-    if (!file.shape()) {
-      CKPT_ASSIGN_OR_RETURN(const StripeShape shape, place.shape);
-      file.Cut(shape);
+    if (!file.shape() && !place.shape) return Fail(Error(place.shape.error()));
+    // Also anew, where nodes came or went before all units were sent.
+    if (place.shape && file.MayBeCut() && !generation.told && *place.shape != file.shape()) {
+      TakeBack(generation.part.Directory(), file);
+      file.Cut(*place.shape);
     }
     CKPT_RETURN_IF_ERROR(SendMissing(file, place.nodes));
     generation.told = false;  // a new holder has to be told
@@ -440,12 +442,15 @@ void Protector::LetGo(Generation& generation) {
   const std::string directory = generation.part.Directory();
   for (auto& [rank, file] : generation.files) {
     file.LetGo();
-    for (const auto& [node, unit] : file.holders()) {
-      (void)options_.pool->Ask(
-          node, [&, r = rank, slot = file.shape()->SlotOf(unit)](PeerClient& client) {
-            return client.LetGo(directory, r, slot);
-          });
-    }
+    TakeBack(directory, file);
+  }
+}
+
+void Protector::TakeBack(const std::string& directory, const SpreadFile& file) {
+  for (const auto& [node, unit] : file.holders()) {
+    (void)options_.pool->Ask(node, [&, slot = file.shape()->SlotOf(unit)](PeerClient& client) {
+      return client.LetGo(directory, file.rank(), slot);
+    });
   }
 }
 

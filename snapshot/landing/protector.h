@@ -116,6 +116,8 @@ class Protector {
   // Older saves go once the mount shows what took their place.
   void LetOlderGo();
   void LetGo(Generation& generation);
+  // Tells the holders that nobody needs what they hold of the file.
+  void TakeBack(const std::string& directory, const SpreadFile& file);
   void Note(const std::string& run, std::string what);
   bool stopping() const;
   // False if this is ending, which does not wait.

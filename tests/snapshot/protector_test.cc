@@ -182,6 +182,33 @@ TEST_F(ProtectorTest, AHolderOfAUnitThatGoesIsReplacedFromTheOthers) {
   EXPECT_TRUE(Becomes([&] { return Holds(three, 7, 0); })) << protector_->StatusJson();
 }
 
+TEST_F(ProtectorTest, AFileIsCutAnewWhereANodeGoesBeforeItHasItsUnit) {
+  Start("ec:2+1");
+  ServedShelf three(IdentityOf(3));
+  Peers({&one_, &two_, &three});
+  three.server.reset();
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
+      << protector_->StatusJson();
+  for (const ServedShelf* peer : {&one_, &two_}) {
+    ASSERT_EQ(peer->shelf.List().size(), 1U) << "the unit of the wider stripe is taken back";
+    EXPECT_EQ(peer->shelf.List()[0].shape, (StripeShape{2, 1}));
+  }
+}
+
+TEST_F(ProtectorTest, WithoutRoomForAUnitBesideItTheWholeFileStays) {
+  Start("ec:2+1", 3'500'000);
+  Peers({&one_, &two_});
+  Arena arena(BytesOfSeed(1, 3'000'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
+      << protector_->StatusJson();
+  ASSERT_EQ(mine_->List().size(), 1U);
+  EXPECT_FALSE(mine_->List()[0].shape.cuts());
+  EXPECT_TRUE(Becomes([&] { return mine_->List().at(0).state == ShelvedState::kProtected; }));
+}
+
 TEST_F(ProtectorTest, FewerNodesThanAStripeHasUnitsAreSaid) {
   Start("ec:2+1");
   Peers({&one_});

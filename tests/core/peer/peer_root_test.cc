@@ -422,8 +422,19 @@ TEST(MemoryAttempts, UnitsOfAFileAreToldApartFromOthers) {
   EXPECT_EQ(of({shelved({2, 1}, 0, 7)}).Hindrance(), "no nodes that answer hold rank 0");
   EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 0, 7)}).whole()) << "the same unit";
   EXPECT_TRUE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 7)}).is_protected());
-  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 8)}).wrong.empty()) << "parity";
-  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 2}, 2, 7)}).wrong.empty()) << "shapes";
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 8)}).whole()) << "parity";
+  EXPECT_FALSE(of({shelved({2, 1}, 0, 7), shelved({2, 2}, 2, 7)}).whole()) << "shapes";
+  // Its owner began to cut it anew: what was protected still is.
+  ShelvedPart anew = shelved({3, 1}, 1, 9);
+  anew.state = ShelvedState::kHeld;
+  for (const auto& parts : {std::vector{anew, shelved({2, 1}, 0, 7), shelved({2, 1}, 2, 7)},
+                            std::vector{shelved({2, 1}, 1, 7), shelved({2, 1}, 2, 7), anew}}) {
+    const MemoryAttempt attempt = of(parts);
+    EXPECT_TRUE(attempt.is_protected()) << attempt.Hindrance();
+    EXPECT_EQ(attempt.ranks.at(0).shape, (StripeShape{2, 1}));
+    EXPECT_EQ(attempt.ranks.at(0).units.size(), 2U);
+  }
+  EXPECT_FALSE(of({anew, shelved({2, 1}, 0, 7)}).is_protected());
 }
 
 TEST_F(PeerRootTest, ALateLinkAndOneThatFailsCostNoBytes) {
