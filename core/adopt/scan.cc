@@ -420,7 +420,7 @@ Result<Place> PlaceOfUnion(const std::vector<std::string>& paths) {
     }
     parts.push_back({std::move(place.root), std::move(place.directory)});
   }
-  std::ranges::sort(parts, {}, &UnionPart::Path);
+  std::ranges::sort(parts, {}, [](const UnionPart& part) { return StrCat(part.Path(), "/"); });
   for (size_t i = 1; i < parts.size(); ++i) {
     const std::string outer = parts[i - 1].Path(), inner = parts[i].Path();
     if (!StrCat(inner, "/").starts_with(StrCat(outer, "/"))) continue;

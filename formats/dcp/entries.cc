@@ -164,11 +164,20 @@ class Collector {
 
   Status AddStates() {
     for (const AtomIndex index : shown_.states()) {
-      // Written by some ranks alone; DCP has it whole, as torch would load it anywhere.
-      if (step_.atom(index).relation == Relation::kOpaque && !FromDcp()) continue;
-      CKPT_RETURN_IF_ERROR(AddState(index));
+      if (IsEntry(index)) CKPT_RETURN_IF_ERROR(AddState(index));
     }
     return {};
+  }
+
+  // False of what some ranks alone wrote; DCP has it whole, as torch would load it anywhere.
+  bool IsEntry(AtomIndex index) const {
+    return FromDcp() || step_.atom(index).relation != Relation::kOpaque;
+  }
+
+  StatesByKind ShownStatesOf(ParameterIndex parameter) const {
+    StatesByKind states = shown_.StatesOf(parameter);
+    std::erase_if(states, [&](const auto& state) { return !IsEntry(state.second); });
+    return states;
   }
 
   Status AddState(AtomIndex index) {
@@ -179,10 +188,7 @@ class Collector {
     // torch's optimizers count in an fp32 tensor, whatever others do; a dict of torch's has what it
     // had.
     if (number && IsPythonNumber(atom.source) && (!step || HasTorchStates())) {
-      const auto whole = static_cast<int64_t>(*number);
-      return AddObject(path, [&](PickleBuilder& b) {
-        return atom.dtype == DType::kI64 ? b.Int(whole) : b.Float(*number);
-      });
+      return AddNumber(path, atom.dtype, *number);
     }
     if (step && !HasTorchStates()) return AddStep(path, atom.parameter, *number);
     CKPT_RETURN_IF_ERROR(
@@ -193,6 +199,13 @@ class Collector {
     }
     entry.body = index;
     return {};
+  }
+
+  // A number of Python's: an int, or a float.
+  Status AddNumber(std::vector<PathStep> path, DType dtype, double number) {
+    return AddObject(std::move(path), [&](PickleBuilder& b) {
+      return dtype == DType::kI64 ? b.Int(static_cast<int64_t>(number)) : b.Float(number);
+    });
   }
 
   Status AddStep(std::vector<PathStep> path, ParameterIndex parameter, double number) {
@@ -289,16 +302,17 @@ class Collector {
   // States that a target asks for and the source does not have by themselves: the step
   // that the group counts, and Adam's start for a parameter that never had a gradient.
   Status AddMissingStates(const PlacedGroup& group, PickleRef dict) {
-    const StatesByKind& kinds = group.shown.kinds;
+    StatesByKind kinds;  // of all members, with the atom of one that has it
+    for (const ParameterIndex p : group.recorded.parameters) kinds.merge(ShownStatesOf(p));
     const bool zeros = std::ranges::all_of(kinds, [](const auto& state) {
       return std::ranges::find(kBeginAsZeros, state.first) != kBeginAsZeros.end();
     });
     const bool counted = kinds.contains("step");
     const std::optional<double> group_step = counted ? std::nullopt : dict["step"].Number();
     for (const ParameterIndex p : group.recorded.parameters) {
-      const bool never = shown_.StatesOf(p).empty() && !begun_.contains(p);
+      const bool never = ShownStatesOf(p).empty() && !begun_.contains(p);
       if (never && (!zeros || step_.parameter(p).role != Role::kTrainable)) continue;
-      if (never) CKPT_RETURN_IF_ERROR(BeginAtZero(group, p));
+      if (never) CKPT_RETURN_IF_ERROR(BeginAtZero(group, p, kinds));
       if (kinds.empty() || !group_step) continue;
       CKPT_RETURN_IF_ERROR(
           AddStep(StatePath(group.recorded.optimizer, p, "step"), p, never ? 0 : *group_step));
@@ -306,12 +320,16 @@ class Collector {
     return {};
   }
 
-  Status BeginAtZero(const PlacedGroup& group, ParameterIndex parameter) {
-    for (const auto& [kind, like] : group.shown.kinds) {
+  Status BeginAtZero(const PlacedGroup& group, ParameterIndex parameter,
+                     const StatesByKind& kinds) {
+    for (const auto& [kind, like] : kinds) {
       const auto path = StatePath(group.recorded.optimizer, parameter, std::string(kind));
       if (kind == "step") {
         begun_at_zero_.insert(parameter);
-        CKPT_RETURN_IF_ERROR(AddStep(path, parameter, 0));
+        const Atom& counted = step_.atom(like);
+        const bool object = HasTorchStates() && IsPythonNumber(counted.source);
+        CKPT_RETURN_IF_ERROR(object ? AddNumber(path, counted.dtype, 0)
+                                    : AddStep(path, parameter, 0));
         continue;
       }
       Entry& entry = AddTensor(path, step_.atom(like).dtype, step_.parameter(parameter).shape);

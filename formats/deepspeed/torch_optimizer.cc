@@ -47,16 +47,6 @@ std::string KeyText(PickleRef key) {
   return number ? std::to_string(*number) : "?";
 }
 
-bool IsPlain(PickleRef value) {
-  if (value.Number() || value.Bool() || value.String() || value.IsNone()) return true;
-  if (!value.IsSequence()) return false;
-  for (size_t i = 0; i < value.size(); ++i) {
-    const PickleRef item = value.at(i);
-    if (!item.Number() && !item.Bool() && !item.String() && !item.IsNone()) return false;
-  }
-  return true;
-}
-
 // Names what no view shows: parts of the dict that torch's own optimizers do not have, and
 // settings that are tensors or objects.
 void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
@@ -71,7 +61,7 @@ void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
   for (size_t g = 0; g < out.groups.size(); ++g) {
     for (const auto& [key, value] : groups.at(g).Items()) {
       const bool members = key.String() == "params" || key.String() == "param_names";
-      if (members || IsPlain(value) || !named.insert(KeyText(key)).second) continue;
+      if (members || RunsNoCode(value) || !named.insert(KeyText(key)).second) continue;
       out.left_out.push_back(
           {LeftOutPart::kOptimizer, StrCat("the optimizer's setting '", KeyText(key), "'"),
            StrCat("setting '", KeyText(key), "' is neither a number nor text"), ""});

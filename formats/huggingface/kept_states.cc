@@ -14,27 +14,48 @@ namespace {
 
 constexpr int kDeepest = 16;
 
-// True of numbers, text, None, plain tensors, and lists, tuples and dicts of them.
-bool IsOfNoClass(PickleRef value, int depth = kDeepest) {
-  if (value.Number() || value.Bool() || value.String() || value.IsNone()) return true;
-  if (value.Tensor() != nullptr) return true;
-  if (depth == 0) return false;
-  if (value.IsSequence()) {
-    for (size_t i = 0; i < value.size(); ++i) {
-      if (!IsOfNoClass(value.at(i), depth - 1)) return false;
-    }
-    return true;
+// How many runs of bytes the tensor's elements lie in, in row-major order.
+uint64_t RunsOf(const TensorNode& tensor) {
+  uint64_t run = 1, elements = 1;
+  for (const uint64_t size : tensor.shape) elements *= size;
+  for (size_t d = tensor.shape.size(); d-- > 0;) {
+    if (tensor.shape[d] != 1 && tensor.strides[d] != run) break;
+    run *= tensor.shape[d];
   }
-  return value.IsDict() && std::ranges::all_of(value.Items(), [&](const auto& item) {
-           return (item.first.String() || item.first.Int()) && IsOfNoClass(item.second, depth - 1);
-         });
+  return run == 0 ? 0 : elements / run;
 }
 
 }  // namespace
 
+// Values may share what they hold, so each is counted as often as dcp/ would show it.
+bool KeptStates::Shows(PickleRef value, int depth) {
+  if (visits_ == 0) return false;
+  --visits_;
+  if (value.Number() || value.Bool() || value.String() || value.IsNone()) return true;
+  if (const TensorNode* tensor = value.Tensor()) {
+    const auto located = file_.Locate(*tensor, BlobIndex{});
+    const uint64_t runs = located ? RunsOf(*tensor) : runs_ + 1;
+    if (runs > runs_) return false;
+    runs_ -= runs;
+    return true;
+  }
+  if (depth == 0) return false;
+  if (value.IsSequence()) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (!Shows(value.at(i), depth - 1)) return false;
+    }
+    return true;
+  }
+  // An empty dict has no key to be shown under.
+  return value.IsDict() && value.size() != 0 &&
+         std::ranges::all_of(value.Items(), [&](const auto& item) {
+           return (item.first.String() || item.first.Int()) && Shows(item.second, depth - 1);
+         });
+}
+
 bool KeptStates::Keep(const std::string& parameter, const std::string& kind, PickleRef states) {
   const PickleRef value = states[kind];
-  if (!value || !IsOfNoClass(value)) return false;
+  if (!value || AnyNode(value, IsOfClass) || !Shows(value, kDeepest)) return false;
   states_.push_back({parameter, kind, value});
   return true;
 }

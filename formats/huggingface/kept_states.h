@@ -23,7 +23,8 @@ class KeptStates {
  public:
   explicit KeptStates(const TorchFile& file) : file_(file) {}
 
-  // `states`: all of the parameter's.  False if the value is of a class, or there is none.
+  // `states`: all of the parameter's.  False if dcp/ could not show the value as it is: a part is
+  // of a class, empty or not in the file, or all that was kept would become too much.
   bool Keep(const std::string& parameter, const std::string& kind, PickleRef states);
 
   // `blob`: the file's.  Without a pickle if nothing was kept.
@@ -36,7 +37,11 @@ class KeptStates {
     PickleRef value;
   };
 
+  bool Shows(PickleRef value, int depth);
+
   const TorchFile& file_;
+  size_t visits_ = 1 << 16;    // values that are still looked into
+  uint64_t runs_ = 1 << 18;    // runs of bytes that tensors may still have
   std::vector<State> states_;  // those of one parameter together
 };
 

@@ -67,7 +67,10 @@ void LeaveOutBeside(PickleRef root, const std::string& taken, OptimizerChoice& o
     const std::string name(key.String().value_or("?"));
     const bool plain = value.Number() || value.Bool() || value.String() || value.IsNone();
     if (plain || taken == name || taken.starts_with(name + ".")) continue;
-    out.left_out.push_back({LeftOutPart::kOptimizer, StrCat("'", name, "'"),
+    const bool tensors =
+        AnyNode(value, [](const PickleNode& n) { return n.kind == PickleNode::Kind::kTensor; });
+    const LeftOutPart part = tensors ? LeftOutPart::kOptimizer : LeftOutPart::kDocument;
+    out.left_out.push_back({part, StrCat("'", name, "'"),
                             StrCat("'", name, "' stands beside '", taken,
                                    "', which alone is read as the state_dict() of an optimizer"),
                             ""});
