@@ -60,6 +60,16 @@ Worker::Time Invalidator::TellAll() {
     batch.swap(queue_);
   }
   std::vector<std::string> in_use;  // looked up once for all that wait at a time
+  // Whoever drains waits for all that was added, also where an exception ends this turn.
+  struct Told {
+    Invalidator& of;
+    uint64_t left;
+    ~Told() {
+      MutexLock lock(of.mutex_);
+      of.told_ += left;
+      of.progress_.NotifyAll();
+    }
+  } told{*this, batch.size()};
   for (const Name& next : batch) {
     if (worker_.stopping()) break;
     if (!next.offered.empty() && in_use.empty()) in_use = WorkingDirectories();
@@ -70,6 +80,7 @@ Worker::Time Invalidator::TellAll() {
     if (!stays) tell_(next.parent, next.name);
     MutexLock lock(mutex_);
     ++told_;
+    --told.left;
     progress_.NotifyAll();
   }
   return Worker::kWhenWoken;
