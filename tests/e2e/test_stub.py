@@ -30,13 +30,14 @@ def spelled(node, aliases):
 
 
 def signature(function, aliases):
-    """(positional-only types, (name, type) of the others, how many have defaults, what it returns)."""
+    """(positional-only types, (name, type) of the others and of those by keyword alone, how many have defaults, what
+    it returns)."""
     given = function.args
-    assert not (given.kwonlyargs or given.vararg or given.kwarg), function.name
+    assert not (given.vararg or given.kwarg or any(given.kw_defaults)), function.name
     kinds = [[(a.arg, 'self' if a.arg == 'self' else spelled(a.annotation, aliases)) for a in args]
-             for args in (given.posonlyargs, given.args)]
-    only, named = ([one for one in args if one[0] != 'self'] for args in kinds)
-    return ([kind for _, kind in only], named, len(given.defaults), spelled(function.returns, aliases))
+             for args in (given.posonlyargs, given.args, given.kwonlyargs)]
+    only, named, keywords = ([one for one in args if one[0] != 'self'] for args in kinds)
+    return ([kind for _, kind in only], named, keywords, len(given.defaults), spelled(function.returns, aliases))
 
 
 def stub():
@@ -79,12 +80,12 @@ SAID, MADE = stub(), made()
 
 def test_it_has_all_and_nothing_else():
     assert SAID[0].keys() == MADE[0].keys() and len(MADE[0]) > 10
-    assert SAID[1] == MADE[1] == {'Capture', 'Plan', 'Writer'}
+    assert SAID[1] == MADE[1] == {'Capture', 'Part', 'Plan', 'Tensor', 'Writer'}
 
 
 @pytest.mark.parametrize('name', sorted(MADE[0]))
 def test_a_signature(name):
     said, module = SAID[0][name], MADE[0][name]
-    assert said[:3] == module[:3]
-    returns = said[3]
-    assert module[3] in (returns, returns.partition('[')[0])  # it says list, and no more
+    assert said[:4] == module[:4]
+    returns = said[4]
+    assert module[4] in (returns, returns.partition('[')[0])  # it says list, and no more
