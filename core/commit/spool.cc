@@ -47,8 +47,8 @@ Result<struct stat> CheckOwn(const std::string& path) {
   if (!directory && !S_ISREG(info.st_mode)) {
     return Foreign(path, S_ISLNK(info.st_mode) ? "is a symbolic link" : "is not a regular file");
   }
-  if (const auto why = WhyNotTrusted(info, Believed::kOwnUser); !why.empty()) {
-    return Foreign(path, why);
+  if (!IsOwnerTrusted(info, Believed::kOwnUser)) {
+    return Foreign(path, WhyNotTrusted(info, Believed::kOwnUser));
   }
   if ((info.st_mode & 077) != 0) {
     return Foreign(path, "may be entered or read by others (chmod go-rwx)");
