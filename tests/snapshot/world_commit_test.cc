@@ -96,6 +96,20 @@ TEST(WorldCommitTest, WhoeverHasRank0ForgetsWhatWasGathered) {
   EXPECT_THAT(RecordsIn(*disk), testing::IsEmpty());
 }
 
+// A collector may take a new leader's record for that of the one before, which is dead.
+TEST(WorldCommitTest, AWorldThatSomebodyRemovedIsWrittenAgain) {
+  const auto disk = Disk();
+  const Node a(disk), b(disk);
+  ASSERT_TRUE(b.Join({1}, 2));
+  ASSERT_TRUE(a.Join({0}, 2)->life);
+  ASSERT_TRUE(disk->Remove(WorldName("run", "job")));
+  EXPECT_FALSE(b.Join({1}, 2)->life);
+  ASSERT_TRUE(b.commit->KeepWorlds());
+  EXPECT_FALSE(b.Join({1}, 2)->life) << "it did not gather it";
+  ASSERT_TRUE(a.commit->KeepWorlds());
+  EXPECT_TRUE(b.Join({1}, 2)->life);
+}
+
 TEST(WorldCommitTest, TheStepIsThereOnceWithTheLastPart) {
   const auto disk = Disk();
   const Node a(disk), b(disk);
