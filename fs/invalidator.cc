@@ -60,7 +60,7 @@ Worker::Time Invalidator::TellAll() {
     batch.swap(queue_);
   }
   std::vector<std::string> in_use;  // looked up once for all that wait at a time
-  // Whoever drains waits for all that was added, also where an exception ends this turn.
+  // A caller of Drain waits for all that was added, also where an exception ends this turn.
   struct Told {
     Invalidator& of;
     uint64_t left;

@@ -48,7 +48,7 @@ Status Move(Storage& storage, const FlatRecord& record) {
   return removed;
 }
 
-// What became of it first: nobody decides it once more.
+// Its outcome moves first, so that nobody decides it once more.
 int OrderOf(const FlatRecord& record) {
   return record.name.kind == Kind::kDone ? 0 : record.name.kind == Kind::kOutcome ? 1 : 2;
 }

@@ -136,7 +136,7 @@ class WorldCommit {
   Result<Later> SavesAfter(const AttemptName& name);
   Result<AttemptNews> Waiting(const AttemptName& name, const Names& names, const Later& later,
                               bool publish);
-  // What is there of a part: nothing, its files with another daemon's record, or all of it.
+  // A part may have nothing there, its files with another daemon's record, or all of it.
   enum class Prepared { kNothing, kFiles, kAll };
   // The part gets the time of what is there.
   Result<Prepared> WhatIsPrepared(PreparedPart& part);

@@ -40,7 +40,7 @@ class UnionRoot final : public Root {
   Result<EntryStat> Stat(std::string_view path) const override;
   // kInvalid if two parts have other bytes under this name.  BLOCKS: on reading both.
   Result<std::shared_ptr<const File>> Open(std::string_view path) const override;
-  // Of a name that is in no part: where the first would have it.
+  // A name that is in no part has the place that the first part would give it.
   std::string PathOf(std::string_view path) const override;
 
  private:

@@ -12,12 +12,22 @@
 namespace ckptfs {
 namespace {
 
+using Units = std::map<uint32_t, std::vector<Digest>>;
+
+// True if a file of so many bytes can be had from these units of it.
+bool Suffice(const Units& units, const StripeShape& shape, uint64_t bytes) {
+  uint32_t known = 0;
+  for (uint32_t unit = 0; unit < shape.units() && !units.empty(); ++unit)
+    known += units.contains(unit) || shape.UnitBytes(unit, bytes) == 0 ? 1 : 0;
+  return known >= shape.data;
+}
+
 // Units of one way to cut a file.
 struct Stripe {
   StripeShape shape;
   Digest parity_chunks;
   ShelvedState state = ShelvedState::kHeld;
-  std::map<uint32_t, std::vector<Digest>> units;
+  Units units;
 };
 // By rank.  A file has several where its owner cut it anew, since nodes came or went, and where
 // not all who held units of the earlier stripe could be told.
@@ -57,14 +67,11 @@ void AddPart(MemoryAttempt& attempt, Stripes& stripes, const ShelvedPart& part,
 // Takes the stripe of which the file can be had, the protected one of several such; else the
 // fullest.
 void TakeStripe(HeldRank& rank, std::vector<Stripe> stripes) {
-  const auto taken_with = [&](Stripe& stripe) {
-    HeldRank with = rank;
-    with.nodes.clear();
-    with.shape = stripe.shape;
-    with.units = stripe.units;
-    return std::tuple(with.there(), stripe.state, stripe.units.size());
+  const auto worth = [&](const Stripe& stripe) {
+    const bool there = Suffice(stripe.units, stripe.shape, rank.bytes);
+    return std::tuple(there, stripe.state, stripe.units.size());
   };
-  const auto best = std::ranges::max_element(stripes, {}, taken_with);
+  const auto best = std::ranges::max_element(stripes, {}, worth);
   rank.shape = best->shape;
   rank.parity_chunks = best->parity_chunks;
   rank.units = std::move(best->units);
@@ -73,13 +80,7 @@ void TakeStripe(HeldRank& rank, std::vector<Stripe> stripes) {
 
 }  // namespace
 
-bool HeldRank::there() const {
-  if (!nodes.empty()) return true;
-  uint32_t known = 0;
-  for (uint32_t unit = 0; unit < shape.units() && !units.empty(); ++unit)
-    known += units.contains(unit) || shape.UnitBytes(unit, bytes) == 0 ? 1 : 0;
-  return known >= shape.data;
-}
+bool HeldRank::there() const { return !nodes.empty() || Suffice(units, shape, bytes); }
 
 bool MemoryAttempt::whole() const {
   return wrong.empty() && ranks.size() == world &&

@@ -36,7 +36,7 @@ struct StripeShape {
   uint32_t units() const { return data + parity; }
   // False: each unit is the whole file.
   bool cuts() const { return data > 1; }
-  // What a unit is called among all that may be held of a file: 0 is the whole of it.
+  // A unit's number among all that may be held of a file: 0 is the whole of it.
   uint32_t SlotOf(uint32_t unit) const { return cuts() ? unit + 1 : 0; }
   uint64_t RowsOf(uint64_t file_bytes) const;
   // How long a chunk of a unit is; 0 if the unit does not have it.

@@ -103,7 +103,7 @@ Status CheckPeerFrame(const PeerHeader& header, std::span<const std::byte, kPeer
 
 Digest DigestOfChunks(std::span<const Digest> chunks);
 
-// What of a rank's file is held, as its owner describes it: all of it, or one unit.
+// A rank's file, or one unit of it, as its owner describes it to those who hold it.
 struct UnitRecord {
   PreparedPart part;  // with one rank: the whole file's
   // The shape's data is 1 for a whole file; then the others are as they are here.

@@ -33,7 +33,7 @@ class SpreadFile {
 
   uint32_t rank() const { return record_.rank().rank; }
   const std::optional<StripeShape>& shape() const { return shape_; }
-  // What other nodes hold; a node has one unit.
+  // The units that other nodes hold, one each.
   const std::map<Digest, uint32_t>& holders() const { return holders_; }
 
   // True while the whole file is here, so that it may be cut, or cut anew.

@@ -124,7 +124,7 @@ class Store {
   // Puts the manifest into the store, durably, for a step that is published later, by
   // whomever.  REQUIRES: until that is recorded elsewhere, the result is held.
   Result<std::shared_ptr<const void>> Put(const RenderedStep& rendered);
-  // What was put under that digest.  kNotFound if nothing was; kDataLoss if it is damaged.
+  // Finds the step put under that digest: kNotFound if none was; kDataLoss if it is damaged.
   Result<PutStep> FindPut(const Digest& manifest);
   // A provisional step is one for good.  Nothing if it is gone, or another one by now.
   Status Confirm(const StepRecord& record);

@@ -34,7 +34,7 @@ class ViewTree : public View {
 
   explicit ViewTree(std::shared_ptr<const ShownState> shown) : shown_(std::move(shown)) {}
 
-  // What is added takes the place of what stood at its path, and below it.
+  // An entry takes the place of all that stood at its path, and below it.
   void AddText(const std::string& path, Text text);
   // A whole file of the source.
   void AddBlob(const std::string& path, BlobIndex blob, Reading reading);

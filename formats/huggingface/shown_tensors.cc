@@ -32,7 +32,7 @@ Status CheckName(const std::string& name) {
   return {};
 }
 
-// Of each parameter's names, the first that is not a head's; its own if all are.
+// Takes the first of each parameter's names that is not a head's; its own if all are.
 std::vector<const std::string*> KeptNames(const ShownState& shown) {
   std::vector<const std::string*> kept;
   for (uint32_t i = 0; i < shown.step().parameters.size(); ++i) {

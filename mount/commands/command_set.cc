@@ -82,7 +82,7 @@ int FinishOutput(int code) {
   return code == 0 ? static_cast<int>(ExitCode::kFailed) : code;
 }
 
-// What `mount -o` may say: all that the subcommand takes, but for the store, which is mount(8)'s
+// `mount -o` may say all that the subcommand takes, but for the store, which is mount(8)'s
 // source, and --foreground, since mount(8) waits for the command's end.
 MountOptions MountOptionsOf(const CommandSet& commands) {
   MountOptions options;

@@ -187,7 +187,7 @@ Result<bool> IsTaken(Store& store, const StepRecord& record, const Unstored& oth
 
 void Print(const RecoverFlags& options, const std::string& place, const std::string& id,
            uint64_t step) {
-  // What lies in spools gets its name from the store.
+  // A save that lies in spools gets its name from the store.
   const std::string below = place == kStorePlace ? "" : StrCat(place, "/");
   const std::string where = StrCat(options.run, "/", below, id.empty() ? StrCat(step) : id);
   if (options.json) {

@@ -24,7 +24,7 @@ StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hoo
   worker_.Start(Clock::now(), [this] { return Turn(); });
 }
 
-// What is left undone, the next daemon does.
+// The next daemon does what this one leaves undone.
 StepCollector::~StepCollector() { worker_.Stop(); }
 
 void StepCollector::Ask(const std::string& run) {

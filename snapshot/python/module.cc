@@ -112,7 +112,7 @@ Plan PlanOf(std::vector<CapturedTensor> tensors) {
   return {std::make_shared<const CapturePlan>(*std::move(plan))};
 }
 
-// What a save is made of, as Python names it.
+// Binds the parts of a capture, as Python names them.
 void BindCapture(nb::module_& module) {
   nb::class_<StatePart>(module, "Part")
       .def("__init__", &MakePart, nb::kw_only(), nb::arg("shape"), nb::arg("pieces"),

@@ -28,7 +28,7 @@ def tensors(store):
 
 
 def outcome(store, truth):
-    """What comes of a load."""
+    """The outcome of a load."""
     try:
         found = tensors(store)
     except RuntimeError as error:

@@ -13,7 +13,7 @@ from torch import nn
 
 STEPS = 3
 
-# Of torch.optim: class, and sets of words.
+# torch.optim: class, and sets of words.
 TORCH = {
     'ASGD': [{}, {'foreach': True}],
     'Adadelta': [{}, {'capturable': True, 'foreach': True}],
@@ -34,7 +34,7 @@ TORCH = {
 }
 TRANSFORMERS = [{}, {'scale_parameter': False, 'relative_step': False, 'lr': 1e-3},
                 {'beta1': .9, 'scale_parameter': False, 'relative_step': False, 'lr': 1e-3, 'groups': True}]
-# Of pytorch_optimizer: words that a class cannot do without, by its name there.
+# pytorch_optimizer: words that a class cannot do without, by its name there.
 NEEDED = {'ranger21': {'num_iterations': 10}, 'bsam': {'num_data': 16}, 'alig': {'closure': True}, 'lbfgs': {'closure': True},
           'spectralsphere': {'matrices': True}, 'lorarite': {'matrices': True}, 'adalomo': {'module': True},
           'adammini': {'module': True}, 'lomo': {'module': True}, 'adahessian': {'create_graph': True},

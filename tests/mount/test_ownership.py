@@ -59,7 +59,7 @@ def test_directories_keep_their_modes(public):
 @pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
 @pytest.mark.parametrize('how', [[], ['--copy']], ids=['reference', 'copy'])
 def test_a_closed_directory_of_one_node_closes_the_step(public, how):
-    """Of directories that are joined, each must let a user pass."""
+    """Each of the directories that are joined must let a user pass."""
     parts = [f'{public.folder}/n{i}/run7' for i in range(2)]
     for part in parts:
         shutil.copytree(GOLDEN, part)

@@ -72,7 +72,7 @@ TEST(WorldCommitTest, AllRanksAreKnownOnceTheirDaemonsHaveSaidSo) {
   EXPECT_EQ(world->elsewhere.size(), 2u);
 }
 
-// What was gathered names other processes than ours: it is an earlier life's.
+// The gathered record names other processes than ours: it is an earlier life's.
 TEST(WorldCommitTest, WhatWasGatheredOfAnotherLifeIsNotOurs) {
   const auto disk = Disk();
   const Node a(disk), b(disk);
@@ -496,7 +496,7 @@ void Flatten(Storage& storage) {
   }
 }
 
-// What two daemons that are gone left of a save: prepared, or decided and not published by a build
+// Two daemons that are gone left a save prepared, or decided and not published, by a build
 // that put no manifest into the store before.
 std::shared_ptr<MemoryRoot> LeftBehind(bool decided, std::optional<Digest>& manifest) {
   for (uint64_t at = 1;; ++at) {

@@ -42,7 +42,7 @@ def buffers(module: nn.Module) -> Dict[str, Any]:
 
 
 def backward_hooks(parameter: torch.Tensor) -> Iterator[Any]:
-    """What the backward pass calls for a parameter."""
+    """The functions that the backward pass calls for a parameter."""
     for kind in ('_post_accumulate_grad_hooks', '_backward_hooks'):
         yield from (getattr(parameter, kind, None) or {}).values()
 

@@ -71,7 +71,7 @@ def _is_stored_as_it_is(tensor: torch.Tensor) -> bool:
 
 
 class Shot:
-    """What one save is made of, and what keeps its memory."""
+    """The capture of one save, and what keeps its memory."""
 
     def __init__(self, lazy: bool, turn: Turn) -> None:
         self.lazy = lazy and not turn.eager

@@ -272,7 +272,7 @@ class SpreadNodes {
     EXPECT_TRUE(file.KeepUnit());
     file.Protect();
   }
-  // What a machine that has nothing itself reads where these nodes are dead; null: it is lost.
+  // Reads as a machine that has nothing itself, where these nodes are dead; null: it is lost.
   std::shared_ptr<PeerRoot> RootWithout(const std::set<size_t>& dead) {
     PeerShelf empty(0);
     const auto pool = PoolWithout(dead);
