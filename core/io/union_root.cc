@@ -94,15 +94,15 @@ Result<EntryStat> UnionRoot::Stat(std::string_view path) const {
   return stat;
 }
 
-Status UnionRoot::CheckEqual(std::string_view path, const std::vector<Where>& found) const {
+Status UnionRoot::CheckEqual(std::string_view path, const File& first,
+                             const std::vector<Where>& found) const {
   {
     const MutexLock lock(mutex_);
     if (equal_.contains(path)) return {};
   }
-  CKPT_ASSIGN_OR_RETURN(const auto first, found.front().part->root->Open(found.front().path));
   for (size_t i = 1; i < found.size(); ++i) {
     CKPT_ASSIGN_OR_RETURN(const auto other, found[i].part->root->Open(found[i].path));
-    CKPT_RETURN_IF_ERROR(CheckSameBytes(*first, *other));
+    CKPT_RETURN_IF_ERROR(CheckSameBytes(first, *other));
   }
   const MutexLock lock(mutex_);
   equal_.emplace(path);
@@ -111,10 +111,11 @@ Status UnionRoot::CheckEqual(std::string_view path, const std::vector<Where>& fo
 
 Result<std::shared_ptr<const File>> UnionRoot::Open(std::string_view path) const {
   CKPT_ASSIGN_OR_RETURN(const auto found, Find(path));
+  CKPT_ASSIGN_OR_RETURN(auto first, found.front().part->root->Open(found.front().path));
   if (found.size() > 1 && found.front().stat.kind == EntryKind::kFile) {
-    CKPT_RETURN_IF_ERROR(CheckEqual(path, found));
+    CKPT_RETURN_IF_ERROR(CheckEqual(path, *first, found));
   }
-  return found.front().part->root->Open(found.front().path);
+  return first;
 }
 
 std::string UnionRoot::PathOf(std::string_view path) const {

@@ -53,7 +53,8 @@ class UnionRoot final : public Root {
   Result<std::vector<Where>> Find(std::string_view path) const;
   // The path in a part; the first part's where the path lies above or beside the directories.
   std::vector<std::pair<const UnionPart*, std::string>> PlacesOf(std::string_view path) const;
-  Status CheckEqual(std::string_view path, const std::vector<Where>& found) const;
+  Status CheckEqual(std::string_view path, const File& first,
+                    const std::vector<Where>& found) const;
 
   const std::vector<UnionPart> parts_;
   mutable Mutex mutex_;
