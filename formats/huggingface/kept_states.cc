@@ -7,6 +7,7 @@
 
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/source_states.h"
+#include "formats/torch/tail_run.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::huggingface {
@@ -16,12 +17,9 @@ constexpr int kDeepest = 16;
 
 // How many runs of bytes the tensor's elements lie in, in row-major order.
 uint64_t RunsOf(const TensorNode& tensor) {
-  uint64_t run = 1, elements = 1;
+  uint64_t elements = 1;
   for (const uint64_t size : tensor.shape) elements *= size;
-  for (size_t d = tensor.shape.size(); d-- > 0;) {
-    if (tensor.shape[d] != 1 && tensor.strides[d] != run) break;
-    run *= tensor.shape[d];
-  }
+  const uint64_t run = TailRunOf(tensor.shape, tensor.strides).elements;
   return run == 0 ? 0 : elements / run;
 }
 

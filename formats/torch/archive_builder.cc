@@ -8,6 +8,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/tensor/piece.h"
+#include "formats/torch/tail_run.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {
@@ -30,11 +31,7 @@ Result<std::vector<std::pair<uint64_t, SegmentBody>>> RunsOf(const StoredTensor&
     return runs;
   }
   const uint64_t width = ByteWidth(tensor.dtype);
-  uint64_t run = 1;  // elements that lie together
-  size_t outer = tensor.shape.size();
-  while (outer > 0 && (tensor.shape[outer - 1] == 1 || tensor.strides[outer - 1] == run)) {
-    run *= tensor.shape[--outer];
-  }
+  const auto [run, outer] = TailRunOf(tensor.shape, tensor.strides);
   if (width == 0 || bytes / (run * width) > kMaxRuns) {
     return Fail(ErrorCode::kUnsupported, "a document's tensor is too scattered to be shown");
   }
