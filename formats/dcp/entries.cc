@@ -21,6 +21,7 @@
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/optimizer/hyper_parameters.h"
+#include "formats/tools/source_traits.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/source_states.h"
@@ -81,7 +82,7 @@ struct PlacedGroup {
 class Collector {
  public:
   Collector(const ShownState& shown, const KeyShape& keys)
-      : shown_(shown), step_(shown.step()), keys_(keys) {}
+      : shown_(shown), step_(shown.step()), traits_(TraitsOf(step_)), keys_(keys) {}
 
   Result<std::vector<Entry>> Collect() && {
     CKPT_RETURN_IF_ERROR(AddModel());
@@ -117,11 +118,6 @@ class Collector {
     entry.shape = shape;
     return entry;
   }
-
-  // Entries that torch itself would have loaded from the source as objects stay objects.
-  bool FromDcp() const { return step_.framework == "dcp"; }
-  // The source's optimizer is torch's own dict, so its job counts steps as that does.
-  bool HasTorchStates() const { return FromDcp() || step_.framework == "huggingface"; }
 
   std::optional<uint64_t> ParametersNumber(const std::string& label,
                                            ParameterIndex parameter) const {
@@ -171,7 +167,7 @@ class Collector {
 
   // False of what some ranks alone wrote; DCP has it whole, as torch would load it anywhere.
   bool IsEntry(AtomIndex index) const {
-    return FromDcp() || step_.atom(index).relation != Relation::kOpaque;
+    return traits_.own_keys || step_.atom(index).relation != Relation::kOpaque;
   }
 
   StatesByKind ShownStatesOf(ParameterIndex parameter) const {
@@ -187,10 +183,10 @@ class Collector {
     const bool step = atom.kind == "step" && number;
     // torch's optimizers count in an fp32 tensor, whatever others do; a dict of torch's has what it
     // had.
-    if (number && IsPythonNumber(atom.source) && (!step || HasTorchStates())) {
+    if (number && IsPythonNumber(atom.source) && (!step || traits_.torch_states)) {
       return AddNumber(path, atom.dtype, *number);
     }
-    if (step && !HasTorchStates()) return AddStep(path, atom.parameter, *number);
+    if (step && !traits_.torch_states) return AddStep(path, atom.parameter, *number);
     CKPT_RETURN_IF_ERROR(
         CheckDType(atom.dtype, StrCat(shown_.NameOf(atom.parameter), "/", atom.kind)));
     Entry& entry = AddTensor(path, atom.dtype, atom.shape);
@@ -236,7 +232,7 @@ class Collector {
 
   Status AddGroup(const PlacedGroup& group) {
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree,
-                          TorchHyperParameters(shown_, group.shown, FromDcp()));
+                          TorchHyperParameters(shown_, group.shown, traits_.own_keys));
     const PickleRef dict = RootOf(tree);
     CKPT_RETURN_IF_ERROR(AddMissingStates(group, dict));
     if (!keys_.flat) CKPT_RETURN_IF_ERROR(AddMembers(group));
@@ -327,7 +323,7 @@ class Collector {
       if (kind == "step") {
         begun_at_zero_.insert(parameter);
         const Atom& counted = step_.atom(like);
-        const bool object = HasTorchStates() && IsPythonNumber(counted.source);
+        const bool object = traits_.torch_states && IsPythonNumber(counted.source);
         CKPT_RETURN_IF_ERROR(object ? AddNumber(path, counted.dtype, 0)
                                     : AddStep(path, parameter, 0));
         continue;
@@ -347,7 +343,7 @@ class Collector {
     for (const Document& document : step_.documents) {
       const auto path = PathOf(document);
       if (!path) continue;
-      auto added = AppendDocument(document, *path, FromDcp(), objects_, found);
+      auto added = AppendDocument(document, *path, traits_.own_keys, objects_, found);
       if (!added) return Fail(std::move(added).error().WithContext(document.key));
     }
     for (Entry& entry : found) {
@@ -374,7 +370,8 @@ class Collector {
         for (const auto& [kind, value] : kinds.Items()) {
           const auto path = StatePath(std::string(*label.String()), *parameter,
                                       std::string(kind.String().value_or("")));
-          CKPT_RETURN_IF_ERROR(AppendValue(*document, value, path, FromDcp(), objects_, entries_));
+          CKPT_RETURN_IF_ERROR(
+              AppendValue(*document, value, path, traits_.own_keys, objects_, entries_));
         }
       }
     }
@@ -389,12 +386,12 @@ class Collector {
     if (!document.scope.empty() || key.starts_with(kOwnDocuments) || key == kSourceKeys) return {};
     if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
     if (key == kSourceStates) return {};
-    if (key == kSourceRest) return FromDcp() ? std::optional(Path()) : std::nullopt;
+    if (key == kSourceRest) return traits_.own_keys ? std::optional(Path()) : std::nullopt;
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());
       return Path{{std::string(key), {}}};
     }
-    if (step_.framework.starts_with("deepspeed")) {
+    if (traits_.engine) {
       const bool shown = key == deepspeed::kGlobalSteps || key == deepspeed::kGlobalSamples ||
                          key == deepspeed::kSkippedSteps || key == deepspeed::kLrScheduler;
       if (!shown) return {};
@@ -424,6 +421,7 @@ class Collector {
 
   const ShownState& shown_;
   const StepModel& step_;
+  const SourceTraits& traits_;
   const KeyShape& keys_;
   ObjectArchives objects_;
   std::set<ParameterIndex> begun_;          // with states that are not atoms

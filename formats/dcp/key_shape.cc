@@ -7,6 +7,7 @@
 
 #include "core/base/strings.h"
 #include "formats/dcp/source_keys.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::dcp {
@@ -73,7 +74,7 @@ Result<KeyShape> SourceKeys(const Document& document) {
 // Returns the shape of keys that the state dict was saved with, if DCP saved it.
 Result<KeyShape> SpelledKeys(const StepModel& step) {
   KeyShape keys;
-  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
+  const Document* source = TraitsOf(step).own_keys ? step.FindDocument(kSourceKeys) : nullptr;
   if (source != nullptr) return SourceKeys(*source);
   const Document* document = step.FindDocument(kSpelling);
   if (document == nullptr) return keys;
@@ -177,7 +178,7 @@ Result<KeyShape> KeysAsked(const StepModel& step, ckptfs::StateKeys asked) {
 
 Result<KeyShape> KeysFor(const StepModel& step, ckptfs::StateKeys asked) {
   CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, asked));
-  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
+  const Document* source = TraitsOf(step).own_keys ? step.FindDocument(kSourceKeys) : nullptr;
   if (source == nullptr || !keys.state_names.empty()) return keys;
   CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));  // its live parameters' names
   keys.state_names = std::move(own.state_names);

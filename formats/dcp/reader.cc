@@ -3,24 +3,17 @@
 #include "formats/dcp/reader.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstring>
 #include <iterator>
-#include <tuple>
+#include <map>
 #include <utility>
+#include <variant>
 
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
 #include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
 #include "core/state/model_config.h"
-#include "core/state/roles.h"
-#include "core/state/state_fit.h"
-#include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
-#include "formats/sharding/placer.h"
-#include "formats/sharding/sharding.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/source_states.h"
@@ -29,46 +22,13 @@
 namespace ckptfs::dcp {
 namespace {
 
-std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
-  double number = -1;
-  if (value.dtype == DType::kF32) {
-    float single;
-    std::memcpy(&single, value.bytes.data(), sizeof(single));
-    number = static_cast<double>(single);
-  } else if (value.dtype == DType::kF64) {
-    std::memcpy(&number, value.bytes.data(), sizeof(number));
-  } else if (value.dtype == DType::kI64) {
-    int64_t integer;
-    std::memcpy(&integer, value.bytes.data(), sizeof(integer));
-    number = static_cast<double>(integer);
-  }
-  const bool whole = number >= 0 && number < 1e15 && number == std::floor(number);
-  return whole ? std::optional(static_cast<uint64_t>(number)) : std::nullopt;
-}
-
-// Optimizers' numbers of their parameters, as nodes of dicts.
-std::vector<std::pair<NodeId, NodeId>> NumberNodes(
-    const std::map<std::string, std::map<std::string, uint64_t>>& numbers, PickleBuilder& builder) {
-  std::vector<std::pair<NodeId, NodeId>> nodes;
-  for (const auto& [label, of_optimizer] : numbers) {
-    std::vector<std::pair<NodeId, NodeId>> items;
-    for (const auto& [name, number] : of_optimizer) {
-      const NodeId text = builder.String(name);
-      items.emplace_back(text, builder.Int(static_cast<int64_t>(number)));
-    }
-    const NodeId text = builder.String(label);
-    nodes.emplace_back(text, builder.Dict(items));
-  }
-  return nodes;
-}
-
 constexpr std::string_view kShownAsItWas = " (dcp/ alone shows it, as it was)";
 
 }  // namespace
 
 Result<StepModel> Reader::Read() && {
   CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
-  auto keys = Keys(state);
+  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.model);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);
   for (const auto& weight : keys_.weights) weights_.insert(weight.name);
@@ -79,11 +39,11 @@ Result<StepModel> Reader::Read() && {
   ObjectReader objects(state, beside);
   const auto work = [&]() -> Status {
     for (const auto& one : keys_.unknown) Carry(one.entry, one.why, one.remedy, objects);
-    unknown_optimizer_ = !keys_.unknown.empty();
+    dict_.other_optimizers = !keys_.unknown.empty();
+    CKPT_RETURN_IF_ERROR(AddTensors(state));
+    AddStates(state, objects);
     CKPT_RETURN_IF_ERROR(ReadGroups(objects));
-    CKPT_RETURN_IF_ERROR(DeclareParameters(state));
-    CKPT_RETURN_IF_ERROR(AddStates(state, objects));
-    CKPT_RETURN_IF_ERROR(AddGroups());
+    CKPT_RETURN_IF_ERROR(SettleAll(state, objects));
     CKPT_RETURN_IF_ERROR(AddDocuments(objects));
     return KeepKeys(state.metadata(), objects);
   };
@@ -97,50 +57,9 @@ Result<StepModel> Reader::Read() && {
   return model;
 }
 
-// An optimizer that numbers its parameters has names if something proves whose they are; else
-// dcp/ alone shows it, by its numbers.
-Result<StateKeys> Reader::Keys(StoredState& state) {
-  const DcpMetadata& metadata = state.metadata();
-  const auto read = [&](bool optimizers) {
-    return ReadStateKeys(metadata, optimizers, order_, options_.model);
-  };
-  if (options_.weights_only || !MayBeNumbered(metadata)) return read(!options_.weights_only);
-  CKPT_ASSIGN_OR_RETURN(StateKeys keys, read(false));
-  const auto numbers_of = [&](KeyedEntry entry) -> Result<std::vector<uint64_t>> {
-    CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state.OpenObject(entry.index));
-    std::vector<uint64_t> numbers;
-    const PickleRef list = object.file.root();
-    for (size_t i = 0; list.IsSequence() && i < list.size(); ++i) {
-      const auto number = list.at(i).Int();
-      if (number && *number >= 0) numbers.push_back(static_cast<uint64_t>(*number));
-    }
-    return numbers;
-  };
-  CKPT_ASSIGN_OR_RETURN(NumberedOwners owners,
-                        OwnersOfNumbers(metadata, keys, options_.parameter_order, numbers_of));
-  order_ = std::move(owners.order);
-  if (!owners.why.empty()) {
-    LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the optimizer",
-                                   StrCat(owners.why, kShownAsItWas), std::move(owners.remedy)});
-  }
-  return read(true);
-}
+// ---- tensors and states -----------------------------------------------------------
 
-// ---- parameters -------------------------------------------------------------------
-
-// DCP does not say it.
-Role Reader::RoleOfWeight(const std::string& name, const TensorEntry& tensor) const {
-  const bool nobody_knows = trained_.empty() || unknown_optimizer_;
-  const Trained trained = trained_.contains(name) ? Trained::kYes
-                          : nobody_knows          ? Trained::kUnknown
-                                                  : Trained::kNo;
-  return RoleOf(name, tensor.dtype, tensor.shape, trained,
-                [&](std::string_view other) { return weights_.contains(other); });
-}
-
-Status Reader::DeclareParameters(StoredState& state) {
-  const auto& tensors = state.metadata().tensors;
-  std::vector<NamedLocals> locals;
+Status Reader::AddTensors(const StoredState& state) {
   for (const auto& weight : keys_.weights) {
     if (weight.name.ends_with("flat_param")) {
       return Fail(ErrorCode::kUnsupported,
@@ -148,95 +67,217 @@ Status Reader::DeclareParameters(StoredState& state) {
                          "': a flat parameter of FSDP1 (LOCAL_STATE_DICT), whose "
                          "names and shapes are not saved; save with SHARDED_STATE_DICT"));
     }
-    locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
-  }
-  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_, candidate_));
-  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
-                        ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
-  for (const auto& weight : keys_.weights) {
-    const TensorEntry& tensor = tensors[weight.tensor];
-    const Role role = RoleOfWeight(weight.name, tensor);
-    CKPT_ASSIGN_OR_RETURN(auto sharding,
-                          rules.Resolve(weight.name, {&tensor.shape, 1}, role == Role::kBuffer));
-    if (!IsFloat(tensor.dtype) && sharding->pattern.kind == PatternKind::kShard) {
-      sharding->pattern = Pattern{};
-    }
-    Parameter parameter = ParameterOf(weight.name, role, *sharding);
-    parameter.shape = tensor.shape;
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
-                          assembler_.AddParameter(std::move(parameter)));
-    parameters_.emplace(weight.name, index);
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                          assembler_.AddAtom(index, "", "weight", tensor.dtype, tensor.shape));
-    CKPT_RETURN_IF_ERROR(state.AddFragments(weight.tensor, atom));
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
-    if (IsFloat(tensor.dtype)) elements_[tensor.dtype] += elements;
-  }
-  rules.Describe(assembler_.header());
-  return {};
-}
-
-// ---- the optimizer ------------------------------------------------------------------
-
-Status Reader::AddStates(StoredState& state, ObjectReader& objects) {
-  std::set<std::tuple<std::string_view, std::string_view, std::string_view>> known;
-  for (const auto& key : keys_.states) {
-    if (!known.emplace(key.optimizer, key.parameter, key.kind).second) {
-      Carry(key.entry, StrCat("'", key.parameter, "' has two states '", key.kind, "'"), "",
-            objects);
-      continue;
-    }
-    CKPT_RETURN_IF_ERROR(AddState(state, objects, key));
+    const TensorEntry& tensor = state.metadata().tensors[weight.tensor];
+    const auto place = [&state, i = weight.tensor](Assembler&, AtomIndex atom) {
+      return state.AddFragments(i, atom);
+    };
+    dict_.tensors.push_back(
+        {weight.name, tensor.dtype, tensor.shape, place, {}, !IsFloat(tensor.dtype)});
   }
   return {};
 }
 
-Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key) {
-  const ParameterIndex parameter = parameters_.find(key.parameter)->second;
-  const TensorEntry* tensor =
-      key.entry.object ? nullptr : &state.metadata().tensors[key.entry.index];
-  if (IsOurs(key.kind)) {
-    Carry(key.entry, "ckptfs itself calls something else so", "", objects);
-    return {};
+size_t Reader::OptimizerOf(const std::string& label) {
+  auto& known = dict_.optimizers;
+  const auto found = std::ranges::find(known, label, &StateDict::Optimizer::label);
+  const auto number = static_cast<size_t>(found - known.begin());
+  if (number == known.size()) {
+    known.push_back({.label = label, .what = "the optimizer", .shown = std::string(kShownAsItWas)});
   }
-  if (std::string why = tensor == nullptr ? "" : state.WhyNotPlain(key.entry.index); !why.empty()) {
-    LeaveOut(
-        assembler_.header(),
-        {LeftOutPart::kOptimizer,
-         StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"), std::move(why), ""});
-    return {};
-  }
-  const bool scalar = tensor == nullptr || (tensor->shape.empty() && key.kind == "step");
-  const Shape& whole = assembler_.parameter(parameter).shape;
-  if (scalar || (tensor->shape.empty() && !whole.empty())) {
-    CKPT_ASSIGN_OR_RETURN(const auto value, objects.Scalar(key.entry));
-    if (!value) {  // an optimizer that has not begun (momentum_buffer: None), a list, settings
-      other_states_.push_back(&key);
-      return {};
-    }
-    if (key.kind == "step") {
-      if (const auto steps = WholeNumber(*value)) steps_ = std::max(steps_.value_or(0), *steps);
-    }
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                          assembler_.AddAtom(parameter, key.optimizer, key.kind, value->dtype,
-                                             value->shape, Relation::kScalar));
-    return assembler_.SetInline(atom, value->bytes, value->python_number);
-  }
-  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                        assembler_.AddAtom(parameter, key.optimizer, key.kind, tensor->dtype,
-                                           tensor->shape, RelationOf(tensor->shape, whole)));
-  return state.AddFragments(key.entry.index, atom);
+  return number;
 }
+
+// The dict's states have the numbers of the keys'.
+void Reader::AddStates(const StoredState& state, ObjectReader& objects) {
+  for (auto& key : keys_.states) {
+    StateDict::State added{OptimizerOf(key.optimizer), std::move(key.owner), key.kind};
+    const auto scalar = [&objects, &key] { return objects.Scalar(key.entry); };
+    if (key.entry.object) {
+      added.scalar = scalar;
+    } else {
+      const TensorEntry& tensor = state.metadata().tensors[key.entry.index];
+      added.dtype = tensor.dtype;
+      added.shape = tensor.shape;
+      if (state.WhyNotPlain(key.entry.index).empty()) {
+        added.place = [&state, i = key.entry.index](Assembler&, AtomIndex atom) {
+          return state.AddFragments(i, atom);
+        };
+        if (tensor.shape.empty()) added.scalar = scalar;
+      }
+    }
+    dict_.states.push_back(std::move(added));
+  }
+}
+
+// ---- groups -----------------------------------------------------------------------
 
 Status Reader::ReadGroups(ObjectReader& objects) {
-  CKPT_RETURN_IF_ERROR(ReadNumberedGroups(objects));
-  for (const auto& state : keys_.states) {
-    trained_.insert(state.parameter);
-    if (state.number) numbers_[state.optimizer].emplace(state.parameter, *state.number);
+  std::set<std::string> optimizers;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group) optimizers.insert(one.optimizer);
   }
-  CKPT_RETURN_IF_ERROR(ReadGroupsByParameter(objects));
-  for (const NamedGroup& group : groups_) trained_.insert(group.names.begin(), group.names.end());
+  for (const std::string& label : optimizers) {
+    CKPT_RETURN_IF_ERROR(ReadGroupsOf(label, objects));
+  }
+  for (size_t o = 0; o < dict_.optimizers.size(); ++o) OrderByNumber(o);
+  return ReadGroupsByParameter(objects);
+}
+
+// A live module's name of a weight becomes that of the model's part.
+void Reader::NameAsWeight(std::string& name) {
+  if (keys_.adapter.empty() || weights_.contains(name)) return;
+  const auto found = JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
+  if (!found || found->part != keys_.adapter) return;
+  keys_.state_names.emplace(found->name, name);
+  name = found->name;
+}
+
+// Says why the members of a group are not names of weights; "" if they are, or are numbers.
+std::string Reader::AddMembers(Members members, StateDict::Group& group) {
+  for (const uint64_t number : members.numbers) {
+    group.members.push_back({"", static_cast<int64_t>(number)});
+  }
+  for (std::string& name : members.names) {
+    NameAsWeight(name);
+    if (!weights_.contains(name)) {
+      return StrCat("one of its groups has '", name, "', which is not a weight");
+    }
+    if (!grouped_.emplace(group.optimizer, name).second) {
+      return StrCat("'", name, "' is in two of its groups");
+    }
+    group.members.push_back({std::move(name), std::nullopt});
+  }
+  return "";
+}
+
+// The groups of an optimizer, or none of them: views tell groups by their place.  Where one is not
+// understood, the others tell the order of numbered members all the same.
+Status Reader::ReadGroupsOf(const std::string& label, ObjectReader& objects) {
+  const size_t optimizer = OptimizerOf(label);
+  std::map<uint32_t, ObjectReader::Items> groups;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group && one.optimizer == label) groups[*one.group].emplace_back(one.key, one.entry);
+  }
+  std::vector<StateDict::Group> read;
+  std::vector<KeyedEntry> others;
+  std::string why;
+  for (auto& [number, items] : groups) {
+    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
+    std::string own;
+    if (number != read.size() || params == items.end()) {
+      own = StrCat("group ", number, " does not say its parameters");
+    }
+    StateDict::Group& group = read.emplace_back(StateDict::Group{optimizer, "", {}});
+    if (params != items.end()) {
+      CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->second));
+      const std::string odd = members ? AddMembers(*std::move(members), group)
+                                      : "'params' of a group is not a list of names";
+      if (own.empty()) own = odd;
+    }
+    if (why.empty()) why = std::move(own);
+    if (!why.empty()) continue;
+    std::erase_if(items, [](const auto& item) { return item.first == "params"; });
+    CKPT_ASSIGN_OR_RETURN(group.hyper_parameters, objects.HyperParameters(items, others));
+  }
+  if (why.empty()) {
+    for (const KeyedEntry entry : others) odd_hyper_parameters_.emplace_back(optimizer, entry);
+  } else {
+    dict_.other_optimizers = true;
+    for (const auto& one : keys_.hyper_parameters) {
+      if (one.group && one.optimizer == label) Carry(one.entry, why, "", objects);
+    }
+    for (StateDict::Group& group : read) {
+      group.hyper_parameters.clear();
+      std::erase_if(group.members, [](const auto& member) { return !member.number; });
+    }
+  }
+  std::ranges::move(read, std::back_inserter(dict_.groups));
   return {};
+}
+
+// Without groups the numbers of an optimizer's states are its members.
+void Reader::OrderByNumber(size_t optimizer) {
+  const auto own = [&](const auto& one) { return one.optimizer == optimizer; };
+  const auto tells = [&](const auto& group) { return own(group) && !group.members.empty(); };
+  if (std::ranges::any_of(dict_.groups, tells)) return;
+  std::set<int64_t> numbers;
+  for (const StateDict::State& state : dict_.states) {
+    const auto* number = std::get_if<int64_t>(&state.owner);
+    if (number != nullptr && own(state) && state.shape) numbers.insert(*number);
+  }
+  if (numbers.empty()) return;
+  StateDict::Group& order = dict_.groups.emplace_back(StateDict::Group{optimizer, "", {}});
+  for (const int64_t number : numbers) order.members.push_back({"", number});
+}
+
+// Flattened: parameters of equal hyper-parameters make a group.
+Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
+  std::map<std::pair<size_t, std::string>, ObjectReader::Items> by_name;
+  std::vector<std::pair<size_t, std::string>> order;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group) continue;
+    auto& items = by_name[{OptimizerOf(one.optimizer), one.parameter}];
+    if (items.empty()) order.emplace_back(OptimizerOf(one.optimizer), one.parameter);
+    items.emplace_back(one.key, one.entry);
+  }
+  std::map<std::pair<size_t, std::string>, size_t> known;  // optimizer, pickle: in the dict's
+  for (const auto& at : order) {
+    auto& items = by_name[at];
+    std::ranges::sort(items, {}, &ObjectReader::Items::value_type::first);
+    std::vector<KeyedEntry> others;
+    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items, others));
+    for (const KeyedEntry entry : others) odd_hyper_parameters_.emplace_back(at.first, entry);
+    const auto [group, added] = known.try_emplace({at.first, pickle}, dict_.groups.size());
+    if (added) dict_.groups.push_back({at.first, std::move(pickle), {}});
+    dict_.groups[group->second].members.push_back({at.second, std::nullopt});
+  }
+  return {};
+}
+
+// ---- what is decided --------------------------------------------------------------
+
+Status Reader::SettleAll(const StoredState& state, const ObjectReader& objects) {
+  CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf({}, options_, candidate_));
+  dict_.keep = [&](const StateDict::State& one, const std::string& parameter, auto how) {
+    const auto& key = keys_.states[static_cast<size_t>(&one - dict_.states.data())];
+    if (how != StateDict::Unplaced::kOpaque) {
+      rest_.push_back(key.entry);
+      return StateDict::Fate{.kept = true};
+    }
+    // An optimizer that has not begun (momentum_buffer: None), a list, settings.
+    std::string why = key.entry.object ? "" : state.WhyNotPlain(key.entry.index);
+    if (!why.empty()) return StateDict::Fate{.why = std::move(why)};
+    other_states_.push_back(
+        {{{key.optimizer, false}, {parameter, false}, {key.kind, false}}, key.entry});
+    return StateDict::Fate{.kept = true, .said = false};
+  };
+  CKPT_ASSIGN_OR_RETURN(settled_, Settle(dict_, options_, assembler_));
+  for (size_t i = 0; i < dict_.tensors.size(); ++i) {
+    parameters_.emplace(dict_.tensors[i].name, ParameterIndex{static_cast<uint32_t>(i)});
+  }
+  CarryUnowned(objects);
+  return {};
+}
+
+// dcp/ shows states and groups of numbers that nothing proves as they were.
+void Reader::CarryUnowned(const ObjectReader& objects) {
+  for (size_t i = 0; i < dict_.states.size(); ++i) {
+    const auto* number = std::get_if<int64_t>(&dict_.states[i].owner);
+    const auto& numbers = settled_.numbers[dict_.states[i].optimizer];
+    if (number == nullptr) continue;
+    const auto found = numbers ? numbers->find(*number) : Settled::Numbers::const_iterator();
+    const bool owned = numbers && found != numbers->end() && found->second;
+    if (!owned) rest_.push_back(keys_.states[i].entry);
+  }
+  for (const auto& one : keys_.hyper_parameters) {
+    if (settled_.numbers[OptimizerOf(one.optimizer)]) continue;
+    if (std::ranges::find(rest_, one.entry) == rest_.end()) rest_.push_back(one.entry);
+  }
+  for (const auto& [optimizer, entry] : odd_hyper_parameters_) {
+    if (!settled_.numbers[optimizer]) continue;
+    Carry(entry, "it is a hyper-parameter that is not a number, a text or a list of them", "",
+          objects);
+  }
 }
 
 // A value of an optimizer that no other view knows; dcp/ shows it under the key that it had.
@@ -249,140 +290,12 @@ void Reader::Carry(KeyedEntry entry, std::string_view why, std::string_view reme
             StrCat(why, kShownAsItWas), std::string(remedy)});
 }
 
-Status Reader::ReadNumberedGroups(ObjectReader& objects) {
-  std::set<std::string> optimizers;
-  for (const auto& one : keys_.hyper_parameters) {
-    if (one.group) optimizers.insert(one.optimizer);
-  }
-  for (const std::string& optimizer : optimizers) {
-    CKPT_RETURN_IF_ERROR(ReadGroupsOf(optimizer, objects));
-  }
-  return {};
-}
-
-// Why the members of a group are not names of weights; empty if they are now.
-std::string Reader::WhyNotNames(const std::string& optimizer, Members& members) {
-  if (!members.numbers.empty() && order_.empty()) return std::string(kNumbersParameters);
-  for (const uint64_t number : members.numbers) {
-    if (number >= order_.size()) return StrCat("nothing names parameter ", number);
-    members.names.push_back(order_[number]);
-    numbers_[optimizer].emplace(order_[number], number);
-  }
-  for (std::string& name : members.names) {
-    NameAsWeight(name);
-    if (!weights_.contains(name)) {
-      return StrCat("one of its groups has '", name, "', which is not a weight");
-    }
-    if (!grouped_.emplace(optimizer, name).second) {
-      return StrCat("'", name, "' is in two of its groups");
-    }
-  }
-  return "";
-}
-
-// The groups of an optimizer, or none of them: views tell groups by their place.
-Status Reader::ReadGroupsOf(const std::string& optimizer, ObjectReader& objects) {
-  std::map<uint32_t, ObjectReader::Items> groups;
-  for (const auto& one : keys_.hyper_parameters) {
-    if (!one.group || one.optimizer != optimizer) continue;
-    groups[*one.group].emplace_back(one.key, one.entry);
-  }
-  std::vector<NamedGroup> read;
-  std::vector<KeyedEntry> others;
-  std::string why;
-  for (auto& [number, items] : groups) {
-    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
-    if (number != read.size() || params == items.end()) {
-      why = StrCat("group ", number, " does not say its parameters");
-      break;
-    }
-    CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->second));
-    why = members ? WhyNotNames(optimizer, *members) : "'params' of a group is not a list of names";
-    if (!why.empty()) break;
-    ObjectReader::Items values = items;
-    std::erase_if(values, [](const auto& item) { return item.first == "params"; });
-    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(values, others));
-    read.push_back({optimizer, std::move(pickle), std::move(members->names)});
-  }
-  if (why.empty()) {
-    std::ranges::move(read, std::back_inserter(groups_));
-    CarryHyperParameters(others, objects);
-    return {};
-  }
-  unknown_optimizer_ = true;
-  for (const auto& one : keys_.hyper_parameters) {
-    if (one.group && one.optimizer == optimizer) {
-      Carry(one.entry, why, "", objects);
-    }
-  }
-  return {};
-}
-
-// A live module's name of a weight becomes that of the model's part.
-void Reader::NameAsWeight(std::string& name) {
-  if (keys_.adapter.empty() || weights_.contains(name)) return;
-  const auto found = JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
-  if (!found || found->part != keys_.adapter) return;
-  keys_.state_names.emplace(found->name, name);
-  name = found->name;
-}
-
-// Flattened: parameters of equal hyper-parameters make a group.
-Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
-  std::map<std::pair<std::string, std::string>, ObjectReader::Items> by_name;
-  std::vector<std::pair<std::string, std::string>> order;
-  for (const auto& one : keys_.hyper_parameters) {
-    if (one.group) continue;
-    auto& items = by_name[{one.optimizer, one.parameter}];
-    if (items.empty()) order.emplace_back(one.optimizer, one.parameter);
-    items.emplace_back(one.key, one.entry);
-  }
-  std::map<std::pair<std::string, std::string>, size_t> known;  // optimizer, pickle: in groups_
-  std::vector<KeyedEntry> others;
-  for (const auto& at : order) {
-    auto& items = by_name[at];
-    std::ranges::sort(items, {}, &ObjectReader::Items::value_type::first);
-    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items, others));
-    const auto [group, added] = known.try_emplace({at.first, pickle}, groups_.size());
-    if (added) groups_.push_back({at.first, std::move(pickle), {}});
-    groups_[group->second].names.push_back(at.second);
-  }
-  CarryHyperParameters(others, objects);
-  return {};
-}
-
-void Reader::CarryHyperParameters(const std::vector<KeyedEntry>& others,
-                                  const ObjectReader& objects) {
-  for (const KeyedEntry entry : others) {
-    Carry(entry, "it is a hyper-parameter that is not a number, a text or a list of them", "",
-          objects);
-  }
-}
-
-Status Reader::AddGroups() {
-  for (const NamedGroup& group : groups_) {
-    Group out{group.optimizer, {}, group.hyper_parameters};
-    for (const std::string& name : group.names) {
-      const auto parameter = parameters_.find(name);
-      CKPT_CHECK(parameter != parameters_.end());
-      out.parameters.push_back(parameter->second);
-    }
-    assembler_.AddGroup(std::move(out));
-  }
-  return {};
-}
-
 // ---- the rest -----------------------------------------------------------------------
 
 Status Reader::AddDocuments(ObjectReader& objects) {
   StepModel& header = assembler_.header();
   CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
   std::ranges::move(documents, std::back_inserter(header.documents));
-  std::vector<ObjectReader::Placed> states;
-  for (const StateKeys::State* state : other_states_) {
-    states.push_back({{{state->optimizer, false}, {state->parameter, false}, {state->kind, false}},
-                      state->entry});
-  }
   std::vector<ObjectReader::Placed> rest;
   std::set<std::string> in_model;
   for (const KeyedEntry entry : keys_.in_model) {
@@ -390,7 +303,7 @@ Status Reader::AddDocuments(ObjectReader& objects) {
     rest_.push_back(entry);
   }
   for (const KeyedEntry entry : rest_) rest.push_back({objects.PathOf(entry), entry});
-  CKPT_ASSIGN_OR_RETURN(Document of_states, objects.DocumentOf(kSourceStates, states));
+  CKPT_ASSIGN_OR_RETURN(Document of_states, objects.DocumentOf(kSourceStates, other_states_));
   CKPT_ASSIGN_OR_RETURN(Document of_rest, objects.DocumentOf(kSourceRest, rest));
   for (Document* document : {&of_states, &of_rest}) {
     if (!document->pickle.empty()) header.documents.push_back(std::move(*document));
@@ -401,6 +314,28 @@ Status Reader::AddDocuments(ObjectReader& objects) {
                                   " are not tensors: dcp/ alone shows them"));
   }
   return {};
+}
+
+// Optimizers' numbers of their parameters, as nodes of dicts.
+std::vector<std::pair<NodeId, NodeId>> Reader::NumberNodes(PickleBuilder& builder) const {
+  std::map<std::string, std::map<std::string, int64_t>> by_label;
+  for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
+    if (!settled_.numbers[o]) continue;
+    for (const auto& [number, tensor] : *settled_.numbers[o]) {
+      if (tensor) by_label[dict_.optimizers[o].label].emplace(dict_.tensors[*tensor].name, number);
+    }
+  }
+  std::vector<std::pair<NodeId, NodeId>> nodes;
+  for (const auto& [label, of_optimizer] : by_label) {
+    std::vector<std::pair<NodeId, NodeId>> items;
+    for (const auto& [name, number] : of_optimizer) {
+      const NodeId text = builder.String(name);
+      items.emplace_back(text, builder.Int(number));
+    }
+    const NodeId text = builder.String(label);
+    nodes.emplace_back(text, builder.Dict(items));
+  }
+  return nodes;
 }
 
 Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects) {
@@ -436,7 +371,7 @@ Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects
   add("optimizers", list(keys_.optimizers));
   add("flat", builder.Bool(keys_.flat_optimizer));
   add("tensors", builder.Dict(tensors));
-  const auto numbers = NumberNodes(numbers_, builder);
+  const auto numbers = NumberNodes(builder);
   if (!numbers.empty()) add("numbers", builder.Dict(numbers));
   if (!kinds.empty()) add("kinds", builder.Dict(kinds));
   if (!keys_.state_names.empty()) {
@@ -466,8 +401,8 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   header.framework = "dcp";
   header.id = candidate_.id;
   header.iteration = candidate_.iteration;
-  if (header.iteration == 0) header.iteration = objects.iteration().value_or(steps_.value_or(0));
-  header.model_dtype = MostCommon(elements_, std::nullopt);
+  if (header.iteration == 0)
+    header.iteration = objects.iteration().value_or(settled_.steps.value_or(0));
   for (const auto& [key, why] : objects.left_out()) {
     LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", key, "'"), why, ""});
   }

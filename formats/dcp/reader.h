@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,10 +16,12 @@
 #include "core/base/result.h"
 #include "core/state/assembler.h"
 #include "core/state/source.h"
+#include "core/state/state_dict.h"
 #include "formats/dcp/objects.h"
 #include "formats/dcp/state_keys.h"
 #include "formats/dcp/step_files.h"
 #include "formats/dcp/stored_state.h"
+#include "formats/settle/settle.h"
 
 namespace ckptfs::dcp {
 
@@ -32,22 +33,21 @@ class Reader {
   Result<StepModel> Read() &&;
 
  private:
-  Result<StateKeys> Keys(StoredState& state);
-  Status DeclareParameters(StoredState& state);
-  Status AddStates(StoredState& state, ObjectReader& objects);
-  Status AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key);
+  Status AddTensors(const StoredState& state);
+  void AddStates(const StoredState& state, ObjectReader& objects);
+  size_t OptimizerOf(const std::string& label);
   Status ReadGroups(ObjectReader& objects);
-  Status ReadNumberedGroups(ObjectReader& objects);
-  Status ReadGroupsOf(const std::string& optimizer, ObjectReader& objects);
-  void CarryHyperParameters(const std::vector<KeyedEntry>& others, const ObjectReader& objects);
-  std::string WhyNotNames(const std::string& optimizer, Members& members);
+  Status ReadGroupsOf(const std::string& label, ObjectReader& objects);
+  std::string AddMembers(Members members, StateDict::Group& group);
   Status ReadGroupsByParameter(ObjectReader& objects);
+  void OrderByNumber(size_t optimizer);
   void NameAsWeight(std::string& name);
-  Role RoleOfWeight(const std::string& name, const TensorEntry& tensor) const;
-  Status AddGroups();
+  Status SettleAll(const StoredState& state, const ObjectReader& objects);
+  void CarryUnowned(const ObjectReader& objects);
   void Carry(KeyedEntry entry, std::string_view why, std::string_view remedy,
              const ObjectReader& objects);
   Status AddDocuments(ObjectReader& objects);
+  std::vector<std::pair<NodeId, NodeId>> NumberNodes(PickleBuilder& builder) const;
   Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
@@ -57,24 +57,15 @@ class Reader {
   const std::vector<PartFiles> parts_;
   Assembler assembler_;
   StateKeys keys_;
-  std::vector<std::string> order_;  // of numbered parameters their names
-  struct NamedGroup {
-    std::string optimizer;
-    std::string hyper_parameters;
-    std::vector<std::string> names;
-  };
-  std::vector<NamedGroup> groups_;
-  // The numbers that optimizers give their parameters: by optimizer, then by name.
-  std::map<std::string, std::map<std::string, uint64_t>> numbers_;
-  std::set<std::pair<std::string, std::string>> grouped_;  // optimizer, name
-  std::vector<const StateKeys::State*> other_states_;      // neither tensors nor numbers
-  std::vector<KeyedEntry> rest_;                           // entries that no other view knows
-  bool unknown_optimizer_ = false;                         // nobody knows what it trains
-  std::set<std::string, std::less<>> weights_;             // their names
-  std::set<std::string, std::less<>> trained_;             // names with states or in groups
+  StateDict dict_;
+  Settled settled_;
+  std::set<std::pair<size_t, std::string>> grouped_;  // optimizer, name
+  std::vector<ObjectReader::Placed> other_states_;    // neither tensors nor numbers
+  std::vector<KeyedEntry> rest_;                      // entries that no other view knows
+  // Hyper-parameters that are not plain values, and their optimizers.
+  std::vector<std::pair<size_t, KeyedEntry>> odd_hyper_parameters_;
+  std::set<std::string_view> weights_;  // their names
   ParametersByName parameters_;
-  std::map<DType, uint64_t> elements_;  // of float weights
-  std::optional<uint64_t> steps_;       // the greatest `step` of a state
 };
 
 }  // namespace ckptfs::dcp

@@ -33,11 +33,18 @@ std::optional<std::string_view> Before(std::string_view key, std::string_view co
   return std::nullopt;
 }
 
+// True if the path says that an optimizer's state is of a number: a parameter may be "0", too.
+bool IsCounted(const std::vector<PathElement>& path) {
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    if (path[i].text == "state" && path[i + 1].index) return true;
+  }
+  return false;
+}
+
 class KeyReader {
  public:
-  KeyReader(const DcpMetadata& metadata, bool optimizers, const std::vector<std::string>& order,
-            std::string_view model)
-      : metadata_(metadata), with_optimizers_(optimizers), order_(order), asked_(model) {}
+  KeyReader(const DcpMetadata& metadata, bool optimizers, std::string_view model)
+      : metadata_(metadata), with_optimizers_(optimizers), asked_(model) {}
 
   Result<StateKeys> Run() {
     FindOptimizers();
@@ -85,13 +92,11 @@ class KeyReader {
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
   std::optional<std::pair<std::string, std::string>> LiveNameAndRest(std::string_view text);
   void AddOfOptimizer(const Inside& key);
-  void AddState(const Inside& key, std::string name, std::string kind,
-                std::optional<uint64_t> number = std::nullopt);
+  void AddState(const Inside& key, StateDict::Owner owner, std::string kind);
   void AddHyperParameter(const Inside& key, std::string_view rest);
 
   const DcpMetadata& metadata_;
   const bool with_optimizers_;
-  const std::vector<std::string>& order_;
   const std::string_view asked_;
   StateKeys out_;
   std::set<std::string, std::less<>> optimizers_;  // prefixes
@@ -278,11 +283,10 @@ std::vector<PathElement> PathInState(const std::vector<PathElement>& path, std::
   return out;
 }
 
-void KeyReader::AddState(const Inside& key, std::string name, std::string kind,
-                         std::optional<uint64_t> number) {
+void KeyReader::AddState(const Inside& key, StateDict::Owner owner, std::string kind) {
   std::vector<PathElement> path = PathInState(PathOf(key.entry), kind);
-  out_.states.push_back({OptimizerName(key.prefix), std::move(name), std::move(kind), key.entry,
-                         number, std::move(path)});
+  out_.states.push_back(
+      {OptimizerName(key.prefix), std::move(owner), std::move(kind), key.entry, std::move(path)});
 }
 
 void KeyReader::AddOfOptimizer(const Inside& key) {
@@ -293,13 +297,8 @@ void KeyReader::AddOfOptimizer(const Inside& key) {
     return AddState(key, std::move(found->first), std::move(found->second));
   }
   const auto number = Number(FirstWord(rest));
-  const bool ordered = number && *number < order_.size() && rest.find('.') != rest.npos;
-  if (ordered && names_.contains(order_[*number])) {
-    return AddState(key, order_[*number], std::string(rest.substr(rest.find('.') + 1)), number);
-  }
-  if (ordered) {
-    out_.unknown.push_back(
-        {key.entry, StrCat("--parameter-order: '", order_[*number], "' is not a weight"), ""});
+  if (number && rest.find('.') != rest.npos) {
+    AddState(key, int64_t{*number}, std::string(rest.substr(rest.find('.') + 1)));
   } else if (number) {
     out_.unknown.push_back({key.entry, std::string(kNumbersParameters), ""});
   } else {
@@ -331,16 +330,9 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
 
 }  // namespace
 
-bool IsCounted(const std::vector<PathElement>& path) {
-  for (size_t i = 0; i + 1 < path.size(); ++i) {
-    if (path[i].text == "state" && path[i + 1].index) return true;
-  }
-  return false;
-}
-
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
-                                const std::vector<std::string>& order, std::string_view model) {
-  return KeyReader(metadata, optimizers, order, model).Run();
+                                std::string_view model) {
+  return KeyReader(metadata, optimizers, model).Run();
 }
 
 }  // namespace ckptfs::dcp

@@ -27,17 +27,19 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/state/state_dict.h"
 #include "formats/dcp/metadata.h"
 
 namespace ckptfs::dcp {
 
-// Why a numbered state is unknown where no order is given.
+// Why a part of an optimizer is unknown that is told of as a whole.
 inline constexpr std::string_view kNumbersParameters = "the optimizer numbers its parameters";
 
 // A tensor or an object of the metadata.
 struct KeyedEntry {
   bool object = false;
   size_t index = 0;  // in tensors or objects
+  bool operator==(const KeyedEntry&) const = default;
 };
 
 struct StateKeys {
@@ -47,11 +49,9 @@ struct StateKeys {
   };
   struct State {
     std::string optimizer;  // "" of the only one
-    std::string parameter;
+    StateDict::Owner owner;
     std::string kind;
     KeyedEntry entry;
-    // The optimizer's number of the parameter, if it calls it by one.
-    std::optional<uint64_t> number;
     // Where it stood below its parameter, if that was in a dict or a list.
     std::vector<PathElement> path;
   };
@@ -85,12 +85,8 @@ struct StateKeys {
   std::vector<Unknown> unknown;
 };
 
-// True if the path says that an optimizer's state is of a number: a parameter may be "0", too.
-bool IsCounted(const std::vector<PathElement>& path);
-
-// Without `optimizers` their keys are passed over.  `order`: names of the parameters that an
-// optimizer numbers; empty where nobody says them.  `model`: --model, or "".
+// Without `optimizers` their keys are passed over.  `model`: --model, or "".
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
-                                const std::vector<std::string>& order, std::string_view model = "");
+                                std::string_view model = "");
 
 }  // namespace ckptfs::dcp

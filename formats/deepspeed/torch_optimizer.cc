@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/whole_states.h"
+#include "formats/settle/settle.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -106,55 +106,32 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   return out;
 }
 
-std::vector<std::vector<OptimizerMember>> MembersOf(const TorchOptimizer& optimizer) {
-  std::vector<std::vector<OptimizerMember>> out;
-  for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    out.emplace_back();
-    const std::vector<int64_t>& numbers = optimizer.groups[g].members;
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const bool named = i < optimizer.names[g].size();
-      const auto state = optimizer.states.find(numbers[i]);
-      out.back().push_back({named ? optimizer.names[g][i] : "",
-                            state == optimizer.states.end() ? std::vector<MemberState>()
-                                                            : MemberStatesOf(state->second),
-                            {}});
-    }
-  }
-  return out;
-}
-
-Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::string& where) {
-  CKPT_ASSIGN_OR_RETURN(const StateOwners owners, DecideOwners(question));
-  OwnedMembers out;
-  if (!owners.why.empty()) {
-    out.left_out.push_back(WholeOptimizer(
-        where, StrCat("it numbers its parameters, but ", owners.why), owners.remedy));
-    return out;
-  }
-  out.groups.emplace();
-  bool any = question.groups.empty();
-  for (size_t g = 0; g < owners.groups.size(); ++g) {
-    OwnedGroup& group = out.groups->emplace_back();
-    for (size_t i = 0; i < owners.groups[g].size(); ++i) {
-      const Owner& owner = owners.groups[g][i];
-      if (owner.parameter) {
-        group.members.push_back(i);
-        group.parameters.push_back(*owner.parameter);
-        any = true;
-      } else {
-        out.left_out.push_back({LeftOutPart::kOptimizer,
-                                StrCat("the optimizer's '", question.groups[g][i].name, "'"),
-                                "the name is not that of a parameter of the model", ""});
+void AddTo(const TorchOptimizer& torch, size_t optimizer, StateDict& dict) {
+  for (size_t g = 0; g < torch.groups.size(); ++g) {
+    StateDict::Group group{optimizer, torch.groups[g].hyper_parameters, {}};
+    for (size_t i = 0; i < torch.groups[g].members.size(); ++i) {
+      const int64_t number = torch.groups[g].members[i];
+      group.members.push_back({i < torch.names[g].size() ? torch.names[g][i] : "", number});
+      const auto state = torch.states.find(number);
+      if (state == torch.states.end()) continue;
+      const auto add = [&](const std::string& kind) -> StateDict::State& {
+        return dict.states.emplace_back(StateDict::State{optimizer, number, kind});
+      };
+      for (const NamedTensor& entry : state->second.flat) {
+        StateDict::State& added = add(entry.name);
+        added.dtype = entry.tensor.dtype();
+        added.shape = entry.tensor.shape();
+        added.place = PlaceTensor(entry.tensor);
       }
+      for (const NamedScalar& entry : state->second.scalars) {
+        StateDict::State& added = add(entry.name);
+        added.shape = entry.value.shape;
+        added.scalar = [&value = entry.value] { return std::optional(value); };
+      }
+      for (const std::string& kind : state->second.opaque) add(kind);
     }
+    dict.groups.push_back(std::move(group));
   }
-  if (!any) out.groups.reset();
-  return out;
-}
-
-LeftOut WholeOptimizer(const std::string& where, std::string why, std::string remedy) {
-  return {LeftOutPart::kOptimizer, StrCat("the optimizer in ", where), std::move(why),
-          std::move(remedy)};
 }
 
 }  // namespace ckptfs::deepspeed

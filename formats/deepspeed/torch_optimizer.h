@@ -5,8 +5,6 @@
 // Trainer's optimizer.pt, accelerate's optimizer.bin and Lightning's own file.  FSDP's full state
 // has names for keys; these are numbered here in the order of the groups.
 //
-// OwnMembers says whose they are (core/state/ownership.h), and what is left out.
-//
 // Thread safety: values; pure but for reading the file.
 
 #pragma once
@@ -20,7 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/model/left_out.h"
-#include "core/state/ownership.h"
+#include "core/state/state_dict.h"
 #include "formats/deepspeed/optimizer_states.h"
 #include "formats/torch/torch_file.h"
 
@@ -38,24 +36,8 @@ struct TorchOptimizer {
 // kInvalid names the key.  BLOCKS: on reading numbers that are tensors.
 Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
-// Returns what is known of the members, by group.
-std::vector<std::vector<OptimizerMember>> MembersOf(const TorchOptimizer& optimizer);
-
-// The members of a group whose owners are known: numbers within the group, and parameters of
-// the question.
-struct OwnedGroup {
-  std::vector<size_t> members;
-  std::vector<size_t> parameters;
-};
-struct OwnedMembers {
-  std::optional<std::vector<OwnedGroup>> groups;  // nothing: the optimizer is left out
-  std::vector<LeftOut> left_out;
-};
-
-// `where`: the file, for messages.  Errors are those of the question's `masters`.
-Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::string& where);
-
-// "the optimizer in FILE", all of it.
-LeftOut WholeOptimizer(const std::string& where, std::string why, std::string remedy);
+// Adds its groups, members and states to a dict, as those of one of its optimizers.  It must
+// outlive the dict.
+void AddTo(const TorchOptimizer& torch, size_t optimizer, StateDict& dict);
 
 }  // namespace ckptfs::deepspeed

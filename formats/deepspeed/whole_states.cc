@@ -15,11 +15,9 @@ namespace {
 // The reason names the kind and not the parameter, so that a kind is one line for all parameters.
 void LeaveStateOut(const std::string& kind, const StatesAt& at, std::string_view how,
                    std::string_view why, StepModel& header) {
-  const bool kept = at.keeps && at.keeps(kind);
-  LeaveOut(
-      header,
-      {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
-       StrCat("state '", kind, "' ", why, kept ? " (dcp/ alone shows it, as it was)" : ""), ""});
+  LeaveOut(header,
+           {LeftOutPart::kOptimizer, StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
+            StrCat("state '", kind, "' ", why), ""});
 }
 
 Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
@@ -46,15 +44,6 @@ Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
 
 }  // namespace
 
-std::vector<MemberState> MemberStatesOf(const PartitionStates& states) {
-  std::vector<MemberState> out;
-  for (const NamedTensor& entry : states.flat) out.push_back({entry.name, entry.tensor.shape()});
-  for (const NamedScalar& scalar : states.scalars) {
-    out.push_back({scalar.name, scalar.value.shape});
-  }
-  return out;
-}
-
 Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Placer& placer,
                         StepModel& header) {
   const auto refused = [&](const std::string& kind) {
@@ -71,10 +60,7 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
     CKPT_RETURN_IF_ERROR(placer.AddScalar(at.parameter, scalar.name, scalar.value));
   }
   for (const std::string& opaque : states.opaque) {
-    if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) {
-      if (at.keeps) at.keeps(opaque);
-      continue;
-    }
+    if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) continue;
     LeaveStateOut(opaque, at, "", "is neither a plain tensor nor a number", header);
   }
   return {};

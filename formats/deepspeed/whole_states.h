@@ -9,20 +9,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
-#include "core/state/ownership.h"
 #include "formats/deepspeed/optimizer_states.h"
 #include "formats/sharding/placer.h"
 
 namespace ckptfs::deepspeed {
-
-// Returns what the states tell of their parameter (OptimizerMember::states).
-std::vector<MemberState> MemberStatesOf(const PartitionStates& states);
 
 // Says which parameter the states are of, who holds them, and of which part of it.
 struct StatesAt {
@@ -31,9 +26,6 @@ struct StatesAt {
   const Shape& shape;       // of what the holder has of it
   Holder holder = {};
   bool part = false;  // tensor-parallel ranks have parts
-  // True if the caller keeps a state that has no place as an atom, so that dcp/ shows it; null:
-  // it keeps none.
-  std::function<bool(const std::string& kind)> keeps = {};
 };
 
 // Errors are those of the placer.

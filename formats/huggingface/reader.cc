@@ -9,12 +9,11 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
-#include "core/state/roles.h"
-#include "formats/deepspeed/whole_states.h"
 #include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
+#include "formats/settle/settle.h"
 #include "formats/tools/tool_files.h"
 #include "formats/tools/trainer_rule.h"
 #include "formats/torch/stored_tensor.h"
@@ -60,15 +59,6 @@ constexpr std::array<std::string_view, 7> kPacked = {
 bool HasHead(const std::string& architecture) {
   return architecture.ends_with("ForCausalLM") || architecture.ends_with("LMHeadModel") ||
          architecture.ends_with("ForConditionalGeneration");
-}
-
-// Rules speak of numbers, not of what is packed.
-Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rules,
-                            bool quantised) {
-  CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(weight.name, {&weight.shape, 1}, false));
-  const bool packed = quantised || !IsFloat(weight.dtype);
-  if (packed && sharding->pattern.kind == PatternKind::kShard) sharding->pattern = Pattern{};
-  return *std::move(sharding);
 }
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
@@ -224,10 +214,6 @@ Status Reader::ReadWeights() {
   return {};
 }
 
-HasTensor Reader::HasWeight() const {
-  return [&](std::string_view name) { return names_.contains(name); };
-}
-
 // Each tensor that the index names is in some file; tensors that it does not name are taken, too:
 // from_pretrained reads the files that are named, and their headers alone say what is in them.
 // Rotary frequencies and a head that the config ties are made when the model is.
@@ -302,51 +288,6 @@ bool Reader::Quantised() const {
          });
 }
 
-Status Reader::DeclareParameters() {
-  std::vector<NamedLocals> parameters;
-  std::vector<const StoredWeight*> weights;
-  for (const WeightsFile& content : contents_) {
-    for (const StoredWeight& weight : content.weights) {
-      if (aliases_.contains(weight.name)) continue;
-      weights.push_back(&weight);
-      parameters.emplace_back(weight.name, std::vector<Shape>{weight.shape});
-    }
-  }
-  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_, candidate_));
-  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
-                        ShardingRules::Make(nullptr, options_, std::move(parameters), sizes));
-  std::vector<Sharding> shardings;
-  const bool quantised = Quantised();
-  for (const StoredWeight* weight : weights) {
-    CKPT_ASSIGN_OR_RETURN(Sharding sharding, ShardingOf(*weight, rules, quantised));
-    shardings.push_back(std::move(sharding));
-  }
-  CKPT_RETURN_IF_ERROR(NameMembers(weights));
-  std::set<size_t> trained;  // numbers of weights
-  for (const auto& group : members_) {
-    trained.insert(group.parameters.begin(), group.parameters.end());
-  }
-  std::multimap<std::string_view, std::string_view> second;
-  for (const auto& [alias, name] : aliases_) second.emplace(name, alias);
-  Placer placer(assembler_);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const StoredWeight& weight = *weights[i];
-    const Trained said = trained.empty()       ? Trained::kUnknown
-                         : trained.contains(i) ? Trained::kYes
-                                               : Trained::kNo;
-    const Role role = RoleOf(weight.name, weight.dtype, weight.shape, said, HasWeight());
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
-                          placer.Declare(weight.name, role, shardings[i]));
-    CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "weight", weight.held));
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(weight.shape));
-    if (IsFloat(weight.dtype)) elements_[weight.dtype] += elements;
-    const auto [begin, end] = second.equal_range(weight.name);
-    for (auto it = begin; it != end; ++it) assembler_.AddAlias(std::string(it->second), index);
-  }
-  rules.Describe(assembler_.header());
-  return PlaceOptimizer(weights, placer);
-}
-
 // The optimizer beside the weights, or in their file, if there is one and it is asked for.
 Status Reader::ReadOptimizer() {
   StepModel& header = assembler_.header();
@@ -387,72 +328,62 @@ Status Reader::ReadOptimizer() {
   return {};
 }
 
-// Decides which parameters the states belong to.  The order of a torch
-// file's dict is the model's; safetensors are sorted, and say nothing of it.
-Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
-  if (!optimizer_) return {};
-  std::vector<size_t> places;  // of the parameters, among the weights
-  std::vector<OwnableParameter> parameters;
-  std::set<std::string_view> named;  // the optimizer trains it, whatever it looks like
-  for (const auto& group : optimizer_->names) named.insert(group.begin(), group.end());
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const StoredWeight& weight = *weights[i];
-    const bool buffer = LooksLikeBuffer(weight.name, weight.dtype, weight.shape, HasWeight());
-    if (buffer && !named.contains(weight.name)) continue;
-    places.push_back(i);
-    parameters.push_back({weight.name, weight.shape});
+void Reader::AddTensors(StateDict& dict) const {
+  const bool quantised = Quantised();
+  for (const WeightsFile& content : contents_) {
+    for (const StoredWeight& weight : content.weights) {
+      if (aliases_.contains(weight.name)) continue;
+      dict.tensors.push_back({weight.name,
+                              weight.dtype,
+                              weight.shape,
+                              PlaceHeld(weight.held),
+                              {},
+                              quantised || !IsFloat(weight.dtype)});
+    }
   }
-  const auto members = deepspeed::MembersOf(*optimizer_);
-  OwnershipQuestion question{parameters, members, {}, options_.parameter_order, {}, {}};
-  question.second_names.insert(aliases_.begin(), aliases_.end());
-  if (files_.weights.size() == 1 && IsTorchName(files_.weights[0])) {
-    std::vector<std::string> hyper_parameters;
-    for (const auto& group : optimizer_->groups) hyper_parameters.push_back(group.hyper_parameters);
-    question.rule = TrainerRule(candidate_, hyper_parameters, parameters);
-  }
-  CKPT_ASSIGN_OR_RETURN(deepspeed::OwnedMembers owned,
-                        deepspeed::OwnMembers(question, files_.optimizer));
-  StepModel& header = assembler_.header();
-  for (LeftOut& one : owned.left_out) LeaveOut(header, std::move(one));
-  if (!owned.groups) return {};
-  for (const LeftOut& one : optimizer_->left_out) LeaveOut(header, one);
-  members_ = *std::move(owned.groups);
-  for (auto& group : members_) {
-    for (size_t& parameter : group.parameters) parameter = places[parameter];
-  }
-  return {};
+  dict.second_names.assign(aliases_.begin(), aliases_.end());
 }
 
-// The states of members whose names are certain; the weights are the masters.
-Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer) {
-  if (members_.empty()) return {};
-  KeptStates kept(*optimizer_file_);
-  for (size_t g = 0; g < members_.size(); ++g) {
-    std::vector<ParameterIndex> members;
-    for (size_t k = 0; k < members_[g].members.size(); ++k) {
-      const size_t place = members_[g].parameters[k];
-      const StoredWeight& weight = *weights[place];
-      const ParameterIndex index{static_cast<uint32_t>(place)};
-      members.push_back(index);
-      CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "master", weight.held));
-      const int64_t number = optimizer_->groups[g].members[members_[g].members[k]];
-      const auto state = optimizer_->states.find(number);
-      if (state == optimizer_->states.end()) continue;
-      deepspeed::StatesAt at{index, weight.name, weight.shape};
-      at.keeps = [&](const std::string& kind) {
-        return kept.Keep(weight.name, kind, optimizer_->values.at(number));
-      };
-      const Status placed =
-          deepspeed::PlaceWholeStates(state->second, at, placer, assembler_.header());
-      if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
-    }
-    CKPT_RETURN_IF_ERROR(placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members));
+// The order of a torch file's dict is the model's; safetensors are sorted, and say nothing of it.
+void Reader::AddOptimizer(StateDict& dict) const {
+  StateDict::Optimizer added;
+  added.what = StrCat("the optimizer in ", files_.optimizer);
+  added.on_weights = true;
+  added.left_out = optimizer_->left_out;
+  if (files_.weights.size() == 1 && IsTorchName(files_.weights[0])) {
+    added.rule = [this](auto hyper_parameters, auto parameters) {
+      return TrainerRule(candidate_, hyper_parameters, parameters);
+    };
   }
+  dict.optimizers.push_back(std::move(added));
+  deepspeed::AddTo(*optimizer_, 0, dict);
+}
+
+Status Reader::SettleAll() {
+  StateDict dict;
+  dict.unfit = StateDict::Unfit::kLeftOut;
+  CKPT_ASSIGN_OR_RETURN(dict.sizes, SizesOf({}, options_, candidate_));
+  AddTensors(dict);
+  if (!optimizer_) {
+    CKPT_RETURN_IF_ERROR(Settle(dict, options_, assembler_));
+    return {};
+  }
+  AddOptimizer(dict);
+  KeptStates kept(*optimizer_file_);
+  dict.keep = [&](const StateDict::State& state, const std::string& parameter, auto how) {
+    const auto number = std::get<int64_t>(state.owner);
+    const auto& nothing = optimizer_->states.at(number).nothing;  // nobody misses it
+    const bool none = how == StateDict::Unplaced::kOpaque &&
+                      std::ranges::find(nothing, state.kind) != nothing.end();
+    return StateDict::Fate{.kept = kept.Keep(parameter, state.kind, optimizer_->values.at(number)),
+                           .said = !none};
+  };
+  CKPT_RETURN_IF_ERROR(Settle(dict, options_, assembler_));
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
                         assembler_.AddFile(0, files_.prefix + files_.optimizer));
   CKPT_ASSIGN_OR_RETURN(Document document, std::move(kept).Finish(blob));
   if (!document.pickle.empty()) assembler_.header().documents.push_back(std::move(document));
-  return placer.FinishGroups();
+  return {};
 }
 
 // Folders that nothing is taken of (original/, onnx/, other steps); of a directory that is a step's
@@ -509,7 +440,6 @@ void Reader::FillHeader() {
   header.framework_version = config_.version;
   header.id = candidate_.id;
   header.iteration = iteration_.value_or(candidate_.iteration);
-  header.model_dtype = MostCommon(elements_, std::nullopt);
   if (Quantised()) {
     header.notes.push_back(StrCat(
         "quantised", config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
@@ -549,7 +479,7 @@ Result<StepModel> Reader::Read() && {
   TieByStorage();
   TieByConfig();
   CKPT_RETURN_IF_ERROR(CheckIndex());
-  CKPT_RETURN_IF_ERROR(DeclareParameters());
+  CKPT_RETURN_IF_ERROR(SettleAll());
   FillHeader();
   KeepFiles();
   CKPT_RETURN_IF_ERROR(CarryOwnFiles(assembler_, candidate_));

@@ -2,8 +2,7 @@
 //
 // Reader indexes one Hugging Face directory, or one file of weights: whole
 // parameters, ties as transformers makes them, and the model files beside them.
-// Where an optimizer's states lie there, too (optimizer_file.h), and something proves whose
-// they are (core/state/ownership.h), the weights are its masters; else they are left out.
+// The weights are the masters of an optimizer that lies there, too (optimizer_file.h).
 //
 // Thread safety: one reader per step; Read parses files on TBB's threads.
 // Lifetime: candidate and options must outlive the reader.
@@ -19,15 +18,13 @@
 
 #include "core/base/result.h"
 #include "core/state/assembler.h"
-#include "core/state/roles.h"
 #include "core/state/source.h"
+#include "core/state/state_dict.h"
 #include "formats/deepspeed/torch_optimizer.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
-#include "formats/sharding/placer.h"
-#include "formats/sharding/sharding.h"
 #include "formats/tools/config_text.h"
 #include "formats/tools/model_files.h"
 
@@ -68,15 +65,14 @@ class Reader {
   Status RegisterFiles();
   Status ReadWeights();
   Status CheckIndex() const;
-  HasTensor HasWeight() const;
   void TieByStorage();
   void TieByConfig();
   // True if what a safetensors file says of a second name is believed.
   bool IsTie(const std::string& alias, const std::string& name) const;
-  Status DeclareParameters();
   Status ReadOptimizer();
-  Status NameMembers(const std::vector<const StoredWeight*>& weights);
-  Status PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer);
+  void AddTensors(StateDict& dict) const;
+  void AddOptimizer(StateDict& dict) const;
+  Status SettleAll();
   Status CarryFiles();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();
@@ -93,12 +89,9 @@ class Reader {
   std::vector<WeightsFile> contents_;                // the same
   std::map<std::string, std::string> aliases_;       // second name -> name
   std::set<std::string, std::less<>> names_;         // of tensors that are read
-  std::map<DType, uint64_t> elements_;               // of floats
   std::unique_ptr<const TorchFile> optimizer_file_;  // of `optimizer_`
   std::optional<deepspeed::TorchOptimizer> optimizer_;
-  std::string optimizer_path_;  // for messages
-  // The owners in its groups, as indices of weights.  Empty: nothing proves whose they are.
-  std::vector<deepspeed::OwnedGroup> members_;
+  std::string optimizer_path_;         // for messages
   std::optional<uint64_t> iteration_;  // as the file says
 };
 

@@ -12,6 +12,7 @@
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -51,7 +52,7 @@ Result<std::vector<ImpliedValue>> ImpliedValues(const StepModel& step, PickleRef
                     std::all_of(kOfAdam.begin(), kOfAdam.end(),
                                 [&](std::string_view key) { return bool(group[key]); });
   const bool corrected = group["bias_correction"].Bool().value_or(true);
-  if (!adam || !corrected || !step.framework.starts_with("deepspeed")) return implied;
+  if (!adam || !corrected || !TraitsOf(step).engine) return implied;
   const auto add = [&](std::string_view key, std::optional<bool> value) {
     if (!group[key]) implied.emplace_back(key, value);
   };

@@ -3,6 +3,7 @@
 #include "formats/rank_file/rank_files.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <tuple>
@@ -11,10 +12,10 @@
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
 #include "core/state/shared_rows.h"
+#include "core/state/state_dict.h"
 #include "formats/rank_file/deepspeed_files.h"
 #include "formats/rank_file/rank_entry.h"
-#include "formats/sharding/placer.h"
-#include "formats/sharding/sharding.h"
+#include "formats/settle/settle.h"
 #include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -44,16 +45,16 @@ class RankFilesReader {
     CKPT_RETURN_IF_ERROR(CheckAlike());
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
-    CKPT_RETURN_IF_ERROR(DeclareParameters());
     for (size_t rank = 0; rank < paths_.size(); ++rank) {
       if (Status read = ReadContent(rank); !read) {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
-    for (auto& [atom, rows] : rows_) {
-      std::move(rows).Place(assembler_, atom, 0, SharedRows::Beside::kOthers);
-    }
-    for (Group& group : groups_) assembler_.AddGroup(std::move(group));
+    CKPT_RETURN_IF_ERROR(AddTensors());
+    CKPT_RETURN_IF_ERROR(AddStates());
+    CKPT_ASSIGN_OR_RETURN(dict_.sizes.recorded, RecordedSizes());
+    dict_.sizes.given = WithCommonSpellings(options_.variables);
+    CKPT_RETURN_IF_ERROR(Settle(dict_, options_, assembler_));
     CKPT_RETURN_IF_ERROR(FillHeader());
     return std::move(assembler_).Finish();
   }
@@ -68,14 +69,22 @@ class RankFilesReader {
   Status FindWeights();
   Status FindModel();
   Result<FamilyVariables> RecordedSizes() const;
-  Status DeclareParameters();
-  Status DeclareParameter(const std::string& name, Role role, const ShardingRules& rules);
+  Status AddTensors();
+  Status AddStates();
+  size_t OptimizerOf(const std::string& label);
   Status ReadContent(size_t rank);
-  Status AddState(size_t rank, const StateTensor& tensor);
   struct Place {
     BlobIndex blob{};
     uint64_t offset = 0;
   };
+  // A state of a parameter as the ranks hold it: one has all of it, or several have parts.
+  struct Held {
+    size_t rank = 0;  // the first that holds it
+    std::vector<std::pair<const StateTensor*, Place>> parts;
+    const StateTensor& first() const { return *parts.front().first; }
+  };
+  Status CollectState(size_t rank, const StateTensor& tensor);
+  static Status PlaceState(const Held& held, Assembler& assembler, AtomIndex atom);
   // A rank's file of an earlier save, which tensors are kept in.
   struct EarlierFile {
     BlobIndex blob{};
@@ -84,13 +93,12 @@ class RankFilesReader {
   };
   Result<Place> PlaceOf(size_t rank, const StateTensor& tensor);
   Result<const EarlierFile*> EarlierFileAt(const std::string& path);
-  Result<uint32_t> LocalOf(AtomIndex atom, const LocalTensor& local);
   Status AddGroup(size_t rank, size_t place, const RankGroup& group);
   Status AddDocument(size_t rank, const RankDocument& document);
   Status FillHeader();
   Result<std::string> BytesOf(size_t rank, const SafetensorsEntry& entry, uint64_t limit) const;
   Result<PickleTree> TreeOf(size_t rank, const SafetensorsEntry& entry) const;
-  Result<ParameterIndex> Named(const std::string& name) const;
+  Status CheckNamed(const std::string& name) const;
 
   const std::shared_ptr<const Root> root_;
   const std::vector<std::string>& paths_;
@@ -101,18 +109,27 @@ class RankFilesReader {
   std::vector<RankEntry> entries_;
   Shapes shapes_;                                       // of the parameters
   std::vector<std::pair<std::string, Role>> declared_;  // the parameters, in model order
-  std::map<std::string, ParameterIndex, std::less<>> parameters_;
-  // By parameter, optimizer, kind: whether parts of it are held, or all of it.
-  std::map<std::tuple<std::string, std::string, std::string>, bool> states_;
-  // Ranks that hold flat ranges of one local tensor share it.
-  std::map<std::pair<AtomIndex, std::vector<uint64_t>>, uint32_t> locals_;
-  std::map<AtomIndex, SharedRows> rows_;  // of boxes that ranks hold densely
-  std::vector<Group> groups_;
-  std::map<std::pair<std::string, size_t>, size_t> group_at_;  // optimizer, place: in groups_
-  std::map<std::pair<std::string, ParameterIndex>, size_t> grouped_;  // optimizer: in groups_
-  std::map<DType, uint64_t> elements_;
-  std::map<std::string, EarlierFile> earlier_;  // by path
+  std::map<std::string_view, Role> roles_;
+  std::deque<Held> held_;  // in the order in which they were met
+  // By parameter, optimizer, kind.
+  std::map<std::tuple<std::string_view, std::string_view, std::string_view>, Held*> held_by_name_;
+  StateDict dict_;
+  std::map<std::pair<size_t, size_t>, size_t> group_at_;           // optimizer, place: its number
+  std::map<std::pair<size_t, std::string_view>, size_t> grouped_;  // optimizer, name: the same
+  std::map<std::string, EarlierFile> earlier_;                     // by path
 };
+
+// Tells local tensors apart.
+std::vector<uint64_t> WordsOf(const LocalTensor& local) {
+  std::vector<uint64_t> words = local.shape;
+  for (const Piece& piece : local.pieces) {
+    words.push_back(piece.local_offset);
+    words.insert(words.end(), piece.local_strides.begin(), piece.local_strides.end());
+    words.insert(words.end(), piece.atom_begin.begin(), piece.atom_begin.end());
+    words.insert(words.end(), piece.shape.begin(), piece.shape.end());
+  }
+  return words;
+}
 
 Result<SafetensorsHeader> HeaderOf(const File& file) {
   if (file.size() < 8) return Refuse("safetensors: shorter than its length field");
@@ -215,7 +232,6 @@ Status RankFilesReader::FindWeights() {
 
 // Rank 0's parameters, then those that only others have.
 Status RankFilesReader::FindModel() {
-  std::map<std::string_view, Role> roles;
   for (size_t rank = 0; rank < entries_.size(); ++rank) {
     std::set<std::string_view> own;
     for (const auto& [name, role] : entries_[rank].parameters) {
@@ -224,7 +240,7 @@ Status RankFilesReader::FindModel() {
             "there are two "
             "parameters '",
             name, "' on rank ", rank);
-      const auto [known, added] = roles.emplace(name, role);
+      const auto [known, added] = roles_.emplace(name, role);
       if (added) declared_.emplace_back(name, role);
       if (known->second != role) {
         return Refuse("'", name, "' has another role on rank ", rank, " than on those before");
@@ -252,54 +268,67 @@ Result<FamilyVariables> RankFilesReader::RecordedSizes() const {
   return WithCommonSpellings(std::move(numbers));
 }
 
-Status RankFilesReader::DeclareParameters() {
-  std::vector<NamedLocals> locals;
+Status RankFilesReader::CheckNamed(const std::string& name) const {
+  if (roles_.contains(name)) return {};
+  return Refuse("no rank declares a parameter '", name, "'");
+}
+
+Status RankFilesReader::AddTensors() {
   for (const auto& [name, role] : declared_) {
-    const auto shape = shapes_.find(name);
-    if (shape == shapes_.end()) return Refuse("the ranks do not hold the weight '", name, "'");
-    locals.emplace_back(name, std::vector<Shape>{shape->second});
-  }
-  ModelSizes sizes;
-  sizes.given = WithCommonSpellings(options_.variables);
-  CKPT_ASSIGN_OR_RETURN(sizes.recorded, RecordedSizes());
-  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
-                        ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
-  for (const auto& [name, role] : declared_) {
-    CKPT_RETURN_IF_ERROR(DeclareParameter(name, role, rules));
+    const auto weight = held_by_name_.find({name, "", "weight"});
+    if (weight == held_by_name_.end()) {
+      return Refuse("the ranks do not hold the weight '", name, "'");
+    }
+    const StateTensor& tensor = weight->second->first();
+    const auto place = [held = weight->second](Assembler& assembler, AtomIndex atom) {
+      return PlaceState(*held, assembler, atom);
+    };
+    dict_.tensors.push_back({name, tensor.entry.dtype, tensor.whole(), place, role});
   }
   for (const RankEntry& entry : entries_) {
     for (const auto& [alias, name] : entry.aliases) {
-      CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
-      if (parameters_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
-      assembler_.AddAlias(alias, parameter);
+      CKPT_RETURN_IF_ERROR(CheckNamed(name));
+      if (roles_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
+      dict_.second_names.emplace_back(alias, name);
     }
   }
-  rules.Describe(assembler_.header());
   return {};
 }
 
-Status RankFilesReader::DeclareParameter(const std::string& name, Role role,
-                                         const ShardingRules& rules) {
-  const Shape& shape = shapes_.find(name)->second;
-  CKPT_ASSIGN_OR_RETURN(const auto sharding,
-                        rules.Resolve(name, {&shape, 1}, role == Role::kBuffer));
-  Parameter parameter = ParameterOf(name, role, *sharding);
-  parameter.shape = shape;
-  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
-  parameters_.emplace(name, index);
-  return {};
+size_t RankFilesReader::OptimizerOf(const std::string& label) {
+  auto& known = dict_.optimizers;
+  const auto found = std::ranges::find(known, label, &StateDict::Optimizer::label);
+  const auto number = static_cast<size_t>(found - known.begin());
+  if (number == known.size()) known.push_back({.label = label, .what = "", .shown = ""});
+  return number;
 }
 
-Result<ParameterIndex> RankFilesReader::Named(const std::string& name) const {
-  const auto found = parameters_.find(name);
-  if (found != parameters_.end()) return found->second;
-  return Refuse("no rank declares a parameter '", name, "'");
+Status RankFilesReader::AddStates() {
+  dict_.kinds = StateDict::Kinds::kOurs;
+  for (const Held& held : held_) {
+    const StateTensor& tensor = held.first();
+    if (tensor.kind == "weight") continue;
+    StateDict::State& added = dict_.states.emplace_back(
+        StateDict::State{OptimizerOf(tensor.optimizer), tensor.parameter, tensor.kind});
+    added.dtype = tensor.entry.dtype;
+    added.shape = tensor.whole();
+    added.place = [&held](Assembler& assembler, AtomIndex atom) {
+      return PlaceState(held, assembler, atom);
+    };
+    added.scalar = [this, &held]() -> Result<std::optional<ScalarValue>> {
+      const StateTensor& number = held.first();
+      CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(held.rank, number.entry, kMaxInline));
+      return std::optional(
+          ScalarValue{number.entry.dtype, number.whole(), std::move(bytes), number.number});
+    };
+  }
+  return {};
 }
 
 Status RankFilesReader::ReadContent(size_t rank) {
   const RankEntry& entry = entries_[rank];
   for (const StateTensor& tensor : entry.tensors) {
-    CKPT_RETURN_IF_ERROR(AddState(rank, tensor));
+    CKPT_RETURN_IF_ERROR(CollectState(rank, tensor));
   }
   std::map<std::string_view, size_t> places;
   for (const RankGroup& group : entry.groups) {
@@ -309,20 +338,6 @@ Status RankFilesReader::ReadContent(size_t rank) {
     CKPT_RETURN_IF_ERROR(AddDocument(rank, document));
   }
   return {};
-}
-
-// One local tensor for all ranks that hold ranges of it.
-Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& local) {
-  std::vector<uint64_t> words = local.shape;
-  for (const Piece& piece : local.pieces) {
-    words.push_back(piece.local_offset);
-    words.insert(words.end(), piece.local_strides.begin(), piece.local_strides.end());
-    words.insert(words.end(), piece.atom_begin.begin(), piece.atom_begin.end());
-    words.insert(words.end(), piece.shape.begin(), piece.shape.end());
-  }
-  const auto [at, added] = locals_.try_emplace({atom, std::move(words)}, 0);
-  if (added) at->second = assembler_.AddLocal(atom, 0, local);
-  return at->second;
 }
 
 Result<const RankFilesReader::EarlierFile*> RankFilesReader::EarlierFileAt(
@@ -361,52 +376,66 @@ Result<RankFilesReader::Place> RankFilesReader::PlaceOf(size_t rank, const State
   return Place{(*earlier)->blob, (*earlier)->data_offset + found->second.begin};
 }
 
-Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
+Status RankFilesReader::CollectState(size_t rank, const StateTensor& tensor) {
   const SafetensorsEntry& entry = tensor.entry;
-  CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(tensor.parameter));
+  CKPT_RETURN_IF_ERROR(CheckNamed(tensor.parameter));
   if (ByteWidth(entry.dtype) == 0) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("'", entry.name, "' has elements of less than a byte"));
   }
-  const bool part = tensor.part.has_value();
-  const auto [held, added] =
-      states_.emplace(std::tuple(tensor.parameter, tensor.optimizer, tensor.kind), part);
-  if (!added && !(part && held->second)) return Refuse("'", entry.name, "' is held twice");
-  const Relation relation = RelationOf(tensor.whole(), shapes_.find(tensor.parameter)->second);
-  if (part && (tensor.number || relation == Relation::kScalar)) {
-    return Refuse("'", entry.name, "' is a part of a number");
+  Held*& held = held_by_name_[{tensor.parameter, tensor.optimizer, tensor.kind}];
+  if (held == nullptr) held = &held_.emplace_back(Held{rank, {}});
+  if (!held->parts.empty()) {
+    const StateTensor& known = held->first();
+    if (!tensor.part || !known.part) return Refuse("'", entry.name, "' is held twice");
+    if (known.entry.dtype != entry.dtype || known.whole() != tensor.whole()) {
+      return Refuse("'", tensor.parameter, "' (", tensor.kind, ") is ",
+                    DTypeName(known.entry.dtype), " ", ShapeToString(known.whole()),
+                    " in one file and ", DTypeName(entry.dtype), " ", ShapeToString(tensor.whole()),
+                    " in another");
+    }
   }
-  LocalRange range;
-  if (part) {
-    auto checked = LocalRangeOf(*tensor.part, entry.shape);
-    if (!checked) return Fail(std::move(checked).error().WithContext(StrCat("'", entry.name, "'")));
-    range = *std::move(checked);
-  } else {
-    CKPT_ASSIGN_OR_RETURN(range.end, ElementCount(entry.shape));
-    range.local = WholeTensor(entry.shape);
-  }
-  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                        assembler_.AddAtom(parameter, tensor.optimizer, tensor.kind, entry.dtype,
-                                           tensor.whole(), relation));
-  if (relation == Relation::kScalar && !tensor.kept.empty()) {
+  const auto shape = shapes_.find(tensor.parameter);
+  const bool scalar = tensor.whole().empty() && shape != shapes_.end() && !shape->second.empty();
+  if (scalar && !tensor.kept.empty()) {
     return Refuse("'", entry.name, "' is a number, and kept elsewhere");
   }
-  if (relation == Relation::kScalar) {
-    CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(rank, entry, kMaxInline));
-    return assembler_.SetInline(atom, std::move(bytes), tensor.number);
-  }
-  if (tensor.kind == "weight" && IsFloat(entry.dtype)) {
-    elements_[entry.dtype] += range.end - range.begin;
+  if (tensor.part) {
+    if (tensor.number || scalar) return Refuse("'", entry.name, "' is a part of a number");
+    if (auto checked = LocalRangeOf(*tensor.part, entry.shape); !checked) {
+      return Fail(std::move(checked).error().WithContext(StrCat("'", entry.name, "'")));
+    }
   }
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(rank, tensor));
-  const Fragment fragment{range.begin, range.end, place.blob, place.offset, entry.dtype};
-  if (auto boxes = part ? DenseBoxesOf(*tensor.part, entry.shape, fragment) : std::nullopt) {
-    SharedRows& rows = rows_.try_emplace(atom, tensor.whole()).first->second;
-    for (DenseBox& box : *boxes) rows.Add(std::move(box));
-    return {};
+  held->parts.emplace_back(&tensor, place);
+  return {};
+}
+
+// Ranks that hold flat ranges of one local tensor share it, as do those that hold boxes densely.
+Status RankFilesReader::PlaceState(const Held& held, Assembler& assembler, AtomIndex atom) {
+  std::optional<SharedRows> rows;
+  std::map<std::vector<uint64_t>, uint32_t> locals;
+  for (const auto& [tensor, place] : held.parts) {
+    const SafetensorsEntry& entry = tensor->entry;
+    LocalRange range;
+    if (tensor->part) {
+      CKPT_ASSIGN_OR_RETURN(range, LocalRangeOf(*tensor->part, entry.shape));
+    } else {
+      CKPT_ASSIGN_OR_RETURN(range.end, ElementCount(entry.shape));
+      range.local = WholeTensor(entry.shape);
+    }
+    const Fragment fragment{range.begin, range.end, place.blob, place.offset, entry.dtype};
+    auto boxes = tensor->part ? DenseBoxesOf(*tensor->part, entry.shape, fragment) : std::nullopt;
+    if (boxes) {
+      if (!rows) rows.emplace(tensor->whole());
+      for (DenseBox& box : *boxes) rows->Add(std::move(box));
+      continue;
+    }
+    const auto [at, added] = locals.try_emplace(WordsOf(range.local), 0);
+    if (added) at->second = assembler.AddLocal(atom, 0, range.local);
+    assembler.AddFragment(atom, 0, at->second, fragment);
   }
-  CKPT_ASSIGN_OR_RETURN(const uint32_t local, LocalOf(atom, range.local));
-  assembler_.AddFragment(atom, 0, local, fragment);
+  if (rows) std::move(*rows).Place(assembler, atom, 0, SharedRows::Beside::kOthers);
   return {};
 }
 
@@ -431,20 +460,21 @@ Status RankFilesReader::AddGroup(size_t rank, size_t place, const RankGroup& gro
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, group.pickle));
   if (!RootOf(tree).IsDict()) return Refuse("'", group.pickle.name, "' is not a dict");
   CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, PrintPickle(tree));
-  const auto [at, added] = group_at_.try_emplace({group.optimizer, place}, groups_.size());
-  if (added) groups_.push_back({group.optimizer, {}, hyper_parameters});
-  Group& united = groups_[at->second];
+  const size_t optimizer = OptimizerOf(group.optimizer);
+  const auto [at, added] = group_at_.try_emplace({optimizer, place}, dict_.groups.size());
+  if (added) dict_.groups.push_back({optimizer, hyper_parameters, {}});
+  StateDict::Group& united = dict_.groups[at->second];
   if (united.hyper_parameters != hyper_parameters) {
     return Refuse("group ", place, " of optimizer '", group.optimizer,
                   "' has other hyper-parameters than on the ranks before");
   }
   for (const std::string& name : group.parameters) {
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
-    const auto [in, first] = grouped_.try_emplace({group.optimizer, parameter}, at->second);
+    CKPT_RETURN_IF_ERROR(CheckNamed(name));
+    const auto [in, first] = grouped_.try_emplace({optimizer, name}, at->second);
     if (in->second != at->second) {
       return Refuse("'", name, "' is in two groups of optimizer '", group.optimizer, "'");
     }
-    if (first) united.parameters.push_back(parameter);
+    if (first) united.members.push_back({name, std::nullopt});
   }
   return {};
 }
@@ -476,7 +506,6 @@ Status RankFilesReader::FillHeader() {
                     entries_[0].world);
     }
   }
-  header.model_dtype = MostCommon(elements_, header.model_dtype);
   NoteUnproved();
   return {};
 }

@@ -13,6 +13,7 @@
 #include "core/view/reader_demands.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/optimizer/hyper_parameters.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {
@@ -27,7 +28,7 @@ tl::unexpected<Error> Refuse(const Words&... words) {
 
 // Success if the members of the step's groups are in the order in which the optimizer had them.
 Status CheckOrder(const StepModel& step) {
-  if (step.framework != "deepspeed") {
+  if (!TraitsOf(step).member_order) {
     return Refuse(
         "a universal directory does not say in which order the optimizer had its "
         "parameters");

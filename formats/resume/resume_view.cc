@@ -19,6 +19,7 @@
 #include "formats/rank/rank_view.h"
 #include "formats/resume/plain_optimizer.h"
 #include "formats/tools/save_order.h"
+#include "formats/tools/source_traits.h"
 #include "formats/tools/step_tree.h"
 #include "formats/tools/tool_files.h"
 
@@ -47,9 +48,6 @@ std::string TagOf(StepTool tool, const StepModel& step) {
   return tool == StepTool::kAccelerate ? "pytorch_model" : "checkpoint";
 }
 
-bool IsOfDeepSpeed(const StepModel& step) { return step.framework.starts_with("deepspeed"); }
-bool IsOfDcp(const StepModel& step) { return step.framework == "dcp"; }
-
 // One of DeepSpeed's files of states, by its name: a job may have written others that end alike.
 bool IsStates(std::string_view path) {
   if (path.ends_with("/zero/optimizer_state.pt")) return true;
@@ -62,7 +60,7 @@ bool IsStates(std::string_view path) {
 std::string OwnTag(const StepModel& step, const ToolFiles& files) {
   for (const auto& [path, blob] : files.files) {
     const size_t slash = path.find('/');
-    if (IsOfDeepSpeed(step) && slash != std::string::npos && IsStates(path)) {
+    if (TraitsOf(step).engine && slash != std::string::npos && IsStates(path)) {
       return path.substr(0, slash + 1);
     }
   }
@@ -74,7 +72,7 @@ std::set<std::string> OwnDcpParts(const StepModel& step, const ToolFiles& files)
   std::set<std::string> parts;
   for (const auto& [path, blob] : files.files) {
     const size_t slash = path.find('/');
-    if (!IsOfDcp(step) || slash == std::string::npos) continue;
+    if (!TraitsOf(step).own_keys || slash == std::string::npos) continue;
     if (dcp::IsPartName(path.substr(0, slash))) parts.insert(path.substr(0, slash + 1));
   }
   return parts;
@@ -167,7 +165,7 @@ Composer::Composer(std::shared_ptr<const ShownState> shown, StepTool tool, const
 Status Composer::AddUniversal() {
   auto universal = deepspeed::UniversalFormat().Open(shown_);
   // For another framework's step this is more than the tool saved.
-  if (!universal && !IsOfDeepSpeed(step_)) {
+  if (!universal && !TraitsOf(step_).engine) {
     tree_->LeaveOut(StrCat("DeepSpeed's directory: ", universal.error().message));
     return {};
   }
@@ -178,7 +176,7 @@ Status Composer::AddUniversal() {
 }
 
 Status Composer::AddSharded() {
-  if (!IsOfDcp(step_) || layout_.keys != StateKeys::kAsSource) {
+  if (!TraitsOf(step_).own_keys || layout_.keys != StateKeys::kAsSource) {
     return Fail(ErrorCode::kUnsupported,
                 "Lightning's strategies ask for keys of their own: leave nested, flat, titan, "
                 "accelerate and numbered out of the layout");
@@ -278,7 +276,7 @@ Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
     if (part == StrCat(kFsdpModel, "0/") || part == StrCat(kFsdpOptimizer, "0/")) continue;
     return Fail(ErrorCode::kUnsupported, StrCat("'", part, kSeveral));
   }
-  if (!IsOfDeepSpeed(step)) return {};
+  if (!TraitsOf(step).engine) return {};
   for (const auto& [path, blob] : files.files) {
     const size_t slash = path.find('/');
     if (slash != std::string::npos && path.starts_with(kNextEngine) && IsStates(path)) {
@@ -306,20 +304,20 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(
   CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
   if (!files || files->tool != tool_) return Fail(NotItsOwn(files));
   const bool lightning = tool_ == StepTool::kLightning;
-  const bool fsdp = IsOfDcp(step) || layout.keys == StateKeys::kAccelerate;
-  if (!IsOfDeepSpeed(step) && !IsOfDcp(step)) {
+  const bool fsdp = TraitsOf(step).own_keys || layout.keys == StateKeys::kAccelerate;
+  if (!TraitsOf(step).engine && !TraitsOf(step).own_keys) {
     CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
   }
   CKPT_RETURN_IF_ERROR(CheckOneModel(step, *files));
   Composer composer(shown, tool_, *files);
   if (fsdp) {
-    if (IsOfDeepSpeed(step)) CKPT_RETURN_IF_ERROR(composer.CheckSchedule());
+    if (TraitsOf(step).engine) CKPT_RETURN_IF_ERROR(composer.CheckSchedule());
     CKPT_RETURN_IF_ERROR(lightning ? composer.AddSharded() : composer.AddFsdp());
   }
   // Lightning's DeepSpeedStrategy asks the engine for what meta.pt has.
-  const bool engine = IsOfDeepSpeed(step) || !step.groups.empty();
+  const bool engine = TraitsOf(step).engine || !step.groups.empty();
   if (engine && !(fsdp && lightning)) CKPT_RETURN_IF_ERROR(composer.AddUniversal());
-  if (IsOfDeepSpeed(step) && !lightning) CKPT_RETURN_IF_ERROR(composer.AddPlain());
+  if (TraitsOf(step).engine && !lightning) CKPT_RETURN_IF_ERROR(composer.AddPlain());
   return std::move(composer).Finish();
 }
 

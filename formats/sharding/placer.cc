@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/state/state_fit.h"
 #include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 
@@ -66,10 +65,6 @@ Result<std::optional<std::string>> DifferingKey(const std::string& a, const std:
 }
 
 }  // namespace
-
-Relation RelationOf(const Shape& state, const Shape& parameter) {
-  return FitOf("", state, parameter).value_or(Relation::kOpaque);
-}
 
 Parameter ParameterOf(std::string name, Role role, const Sharding& sharding) {
   Parameter parameter;

@@ -45,9 +45,6 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
 // As its Sharding says, without the stages that held it.
 Parameter ParameterOf(std::string name, Role role, const Sharding& sharding);
 
-// How the shape of an optimizer's state stands to its parameter's.
-Relation RelationOf(const Shape& state, const Shape& parameter);
-
 // The document of a step some of whose groups were kept apart: a list of the numbers that
 // they had (Placer::AddToGroup).  A target that takes groups by number cannot take them.
 inline constexpr std::string_view kGroupNumbers = "group_numbers";

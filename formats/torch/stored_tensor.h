@@ -16,6 +16,7 @@
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
+#include "core/state/state_dict.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {
@@ -24,15 +25,6 @@ namespace ckptfs {
 // the file; `what` names it.
 Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobIndex blob,
                                 std::string_view what);
-
-// A number or a tensor of at most 64 bytes: an atom's inline value.
-struct ScalarValue {
-  DType dtype = DType::kF32;
-  Shape shape;
-  std::string bytes;  // little-endian elements
-  bool python_number = false;
-  bool operator==(const ScalarValue&) const = default;
-};
 
 // Nothing if the value is something else.  BLOCKS: on reading the tensor.
 Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file);

@@ -9,10 +9,11 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/state/ownership.h"
+#include "core/state/state_dict.h"
 #include "formats/deepspeed/native/master_prints.h"
 #include "formats/deepspeed/native/named.h"
-#include "formats/deepspeed/whole_states.h"
+#include "formats/settle/member_owners.h"
+#include "formats/settle/settle.h"
 #include "formats/tools/trainer_rule.h"
 
 namespace ckptfs::deepspeed::native {
@@ -37,9 +38,13 @@ constexpr std::string_view kAlone =
     "`--weights-only` takes the weights alone, without this "
     "message";
 
+std::string WhatOf(const ModelStates& model) {
+  return StrCat("the optimizer in ", LastComponent(model.file));
+}
+
 Told Nothing(const ModelStates& model, std::string why) {
   return {std::nullopt,
-          {WholeOptimizer(LastComponent(model.file), std::move(why), std::string(kAlone))}};
+          {{LeftOutPart::kOptimizer, WhatOf(model), std::move(why), std::string(kAlone)}}};
 }
 
 // FP16_Optimizer makes a group's weights views of one storage: each storage
@@ -91,7 +96,7 @@ Told GroupsOfFused(const ModelStates& model, const StateDictNames& spellings) {
 
 // The parameters that an optimizer could have: the module without buffers and second names.
 struct Candidates {
-  std::vector<OwnableParameter> parameters;
+  StateDict dict;
   std::vector<const FileTensor*> weights;
 };
 
@@ -100,46 +105,53 @@ Candidates CandidatesOf(const ModelStates& model, const StateDictNames& spelling
   Candidates out;
   std::set<std::string> seen = BufferNames(model);
   for (const NamedTensor& entry : model.module) {
-    const std::string name = spellings.Of(entry.name);
+    std::string name = spellings.Of(entry.name);
     if (named.aliases.contains(name) || !seen.insert(name).second) continue;
-    out.parameters.push_back({name, entry.tensor.shape()});
+    out.dict.tensors.push_back({std::move(name), entry.tensor.dtype(), entry.tensor.shape(),
+                                PlaceTensor(entry.tensor), Role::kTrainable});
     out.weights.push_back(&entry.tensor);
   }
+  out.dict.second_names.assign(named.aliases.begin(), named.aliases.end());
   return out;
 }
 
 Result<Told> GroupsOf(const TagFiles& files, uint32_t mp, const ModelStates& model,
-                      const Candidates& candidates, const Named& named) {
+                      Candidates& candidates) {
   const UnshardedOptimizer& optimizer = *model.optimizer;
-  std::vector<std::vector<OptimizerMember>> members = MembersOf(optimizer);
-  std::vector<std::string> hyper_parameters;
-  for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    hyper_parameters.push_back(optimizer.groups[g].hyper_parameters);
-    for (size_t i = 0; optimizer.form == Form::kUnfused && i < members[g].size(); ++i) {
-      const auto& masters = optimizer.parameter_masters;
-      if (g < masters.size() && i < masters[g].size()) members[g][i].master = masters[g][i].shape();
-    }
-  }
-  OwnershipQuestion question{candidates.parameters,         members, {},
-                             files.options.parameter_order, {},      {}};
-  question.second_names.insert(named.aliases.begin(), named.aliases.end());
-  question.rule = TrainerRule(files.step, hyper_parameters, candidates.parameters);
+  StateDict& dict = candidates.dict;
+  StateDict::Optimizer& added = dict.optimizers.emplace_back();
+  added.what = WhatOf(model);
+  added.left_out = optimizer.left_out;
+  added.rule = [&](auto hyper_parameters, auto parameters) {
+    return TrainerRule(files.step, hyper_parameters, parameters);
+  };
+  AddTo(optimizer, 0, dict);
   if (optimizer.form == Form::kUnfused) {
-    question.masters = [&]() -> Result<MasterPrints> {
+    for (size_t g = 0; g < optimizer.parameter_masters.size() && g < dict.groups.size(); ++g) {
+      const auto& masters = optimizer.parameter_masters[g];
+      auto& members = dict.groups[g].members;
+      for (size_t i = 0; i < masters.size() && i < members.size(); ++i) {
+        members[i].master = masters[i].shape();
+      }
+    }
+    added.masters = [&]() -> Result<MasterPrints> {
       CKPT_ASSIGN_OR_RETURN(const TorchFile file, files.Open(files.names.model.at(mp)));
       return PrintsOf(file, optimizer, candidates.weights);
     };
   }
-  CKPT_ASSIGN_OR_RETURN(OwnedMembers owned,
-                        OwnMembers(question, std::string(LastComponent(model.file))));
-  Told out{std::nullopt, std::move(owned.left_out)};
-  if (!owned.groups) return out;
-  out.left_out.insert(out.left_out.end(), optimizer.left_out.begin(), optimizer.left_out.end());
+  StepModel told;
+  CKPT_ASSIGN_OR_RETURN(const MemberOwners owners, OwnersOfMembers(dict, files.options, told));
+  Told out{std::nullopt, std::move(told.left_out)};
+  if (!owners.numbers[0]) return out;
   out.groups.emplace();
-  for (OwnedGroup& group : *owned.groups) {
-    Members& added = out.groups->emplace_back();
-    added.numbers = std::move(group.members);
-    for (const size_t p : group.parameters) added.names.push_back(candidates.parameters[p].name);
+  for (const StateDict::Group& group : dict.groups) {
+    Members& of_group = out.groups->emplace_back();
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      const auto tensor = owners.numbers[0]->at(*group.members[i].number);
+      if (!tensor) continue;
+      of_group.numbers.push_back(i);
+      of_group.names.push_back(dict.tensors[*tensor].name);
+    }
   }
   return out;
 }
@@ -168,8 +180,7 @@ Status AddGroups(const Parsed& parsed, uint32_t mp, const Groups& groups, Named&
 }
 
 Result<Told> GroupsOfRank(const TagFiles& files, const Parsed& parsed, uint32_t mp,
-                          const StateDictNames& spellings, const Candidates& candidates,
-                          const Named& named) {
+                          const StateDictNames& spellings, Candidates& candidates) {
   const ModelStates& model = parsed.model(mp);
   if (!model.has_module || !parsed.experts.empty()) {
     return Nothing(model, StrCat("without ZeRO the states of a ",
@@ -177,7 +188,7 @@ Result<Told> GroupsOfRank(const TagFiles& files, const Parsed& parsed, uint32_t 
                                  " have numbers and no names"));
   }
   if (model.optimizer->form == Form::kFused) return GroupsOfFused(model, spellings);
-  return GroupsOf(files, mp, model, candidates, named);
+  return GroupsOf(files, mp, model, candidates);
 }
 
 }  // namespace
@@ -190,7 +201,7 @@ Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDic
     const ModelStates& model = parsed.model(mp);
     if (!model.optimizer || files.options.weights_only) continue;
     Candidates candidates = CandidatesOf(model, spellings, out);
-    CKPT_ASSIGN_OR_RETURN(Told told, GroupsOfRank(files, parsed, mp, spellings, candidates, out));
+    CKPT_ASSIGN_OR_RETURN(Told told, GroupsOfRank(files, parsed, mp, spellings, candidates));
     out.left_out.insert(out.left_out.end(), told.left_out.begin(), told.left_out.end());
     if (!told.groups) return {};
     ranks.emplace(mp, std::pair(std::move(candidates), *std::move(told.groups)));
@@ -200,7 +211,7 @@ Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDic
     CKPT_RETURN_IF_ERROR(AddGroups(parsed, mp, groups, out));
     std::set<std::string> trained;
     for (const Members& group : groups) trained.insert(group.names.begin(), group.names.end());
-    for (const OwnableParameter& candidate : candidates.parameters) {
+    for (const StateDict::Tensor& candidate : candidates.dict.tensors) {
       if (trained.contains(candidate.name)) continue;
       out[*out.Find(candidate.name)].role = Role::kFrozen;
     }

@@ -14,6 +14,7 @@
 #include "formats/deepspeed/universal/universal_info.h"
 #include "formats/deepspeed/universal/universal_readers.h"
 #include "formats/optimizer/hyper_parameters.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
@@ -367,7 +368,7 @@ Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_
     const Document* value = ScopedDocument(step, StrCat(kClientPrefix, key), source_rank);
     CKPT_RETURN_IF_ERROR(dict.SetDocument(key, value));
   }
-  if (!step.framework.starts_with("deepspeed")) dict.Set("iteration", step.iteration);
+  if (!TraitsOf(step).engine) dict.Set("iteration", step.iteration);
   dict.Set("universal_checkpoint_info", info);
   return std::move(archive).Finish(std::move(dict).Finish());
 }

@@ -58,7 +58,7 @@ class State {
   }
 
   Result<StateKeys> Read(std::string_view model = "", bool optimizers = true) const {
-    return ReadStateKeys(metadata_, optimizers, {}, model);
+    return ReadStateKeys(metadata_, optimizers, model);
   }
   // "prefix: names of the weights" and "| names of the states".
   std::string Said(std::string_view model = "", bool optimizers = true) const {
@@ -66,7 +66,8 @@ class State {
     if (!keys) return keys.error().message;
     std::string out = StrCat("<", keys->model, ">");
     for (const auto& weight : keys->weights) out += StrCat(" ", weight.name);
-    for (const auto& state : keys->states) out += StrCat(" | ", state.parameter, "/", state.kind);
+    for (const auto& state : keys->states)
+      out += StrCat(" | ", std::get<std::string>(state.owner), "/", state.kind);
     return out;
   }
 

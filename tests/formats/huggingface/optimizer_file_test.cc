@@ -5,6 +5,7 @@
 
 #include "core/io/memory_root.h"
 #include "formats/deepspeed/torch_optimizer.h"
+#include "formats/settle/member_owners.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::huggingface {
@@ -80,15 +81,22 @@ struct Owned {
 };
 
 Owned OwnersOf(const deepspeed::TorchOptimizer& read, const std::vector<std::string>& order = {}) {
-  const auto members = deepspeed::MembersOf(read);
-  const OwnershipQuestion question{kTwins, members, {}, order, {}, {}};
-  deepspeed::OwnedMembers owned = deepspeed::OwnMembers(question, "optimizer.pt").value();
-  Owned out{std::nullopt, std::move(owned.left_out)};
-  if (!owned.groups) return out;
+  StateDict dict;
+  for (const OwnableParameter& one : kTwins) {
+    dict.tensors.push_back({one.name, DType::kF32, one.shape, {}});
+  }
+  dict.optimizers.push_back({.label = "", .what = "the optimizer in optimizer.pt", .shown = ""});
+  deepspeed::AddTo(read, 0, dict);
+  SourceOptions options;
+  options.parameter_order = order;
+  StepModel told;
+  const MemberOwners owners = OwnersOfMembers(dict, options, told).value();
+  Owned out{std::nullopt, std::move(told.left_out)};
+  if (!owners.numbers[0]) return out;
   out.names.emplace();
-  for (const deepspeed::OwnedGroup& group : *owned.groups) {
+  for (const std::vector<size_t>& group : owners.groups) {
     out.names->emplace_back();
-    for (const size_t p : group.parameters) out.names->back().push_back(kTwins[p].name);
+    for (const size_t p : group) out.names->back().push_back(kTwins[p].name);
   }
   return out;
 }

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StateDict is what a source holds of one step before anybody has decided what it means.  A reader
+// makes one of its files' headers; Settle (formats/settle/settle.h) makes the step of it.
+//
+//   tensors   of the model, in its order, each whole
+//   states    of optimizers, each with the evidence of whose it is: a name, or the number that its
+//             optimizer gives a parameter
+//   groups    of optimizers: hyper-parameters, and members by name, number or both
+//
+// Elements are not in it.  A value says its dtype and shape and how its atom is filled, so it
+// takes as little memory in a million pieces as in one.
+//
+// Thread safety: values.
+// Lifetime: the functions refer to the reader that made them.
+// Units: shapes are elements.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/model/step_model.h"
+#include "core/state/assembler.h"
+#include "core/state/family_variables.h"
+#include "core/state/ownership.h"
+
+namespace ckptfs {
+
+// A number or a tensor without dimensions: an atom's inline value.
+struct ScalarValue {
+  DType dtype = DType::kF32;
+  Shape shape;
+  std::string bytes;  // little-endian elements
+  bool python_number = false;
+  bool operator==(const ScalarValue&) const = default;
+};
+
+// Gives an atom the local tensors and fragments that hold its elements.
+using PlaceParts = std::function<Status(Assembler&, AtomIndex)>;
+// Reads one element; nothing if the value is not a number.  BLOCKS: on reading.
+using ReadScalar = std::function<Result<std::optional<ScalarValue>>()>;
+
+struct StateDict {
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::kF32;
+    Shape shape;
+    PlaceParts place;
+    std::optional<Role> role = {};  // as the format says it
+    bool packed = false;            // rules speak of numbers: they do not cut it
+  };
+
+  // A parameter by its name, or by the optimizer's number.
+  using Owner = std::variant<std::string, int64_t>;
+  struct State {
+    size_t optimizer = 0;
+    Owner owner;
+    std::string kind;
+    DType dtype = DType::kF32;
+    std::optional<Shape> shape = {};  // nothing: only reading tells it
+    PlaceParts place = {};            // null: it does not lie in files as elements
+    ReadScalar scalar = {};           // null: it is not one element
+  };
+
+  struct Member {
+    std::string name;               // "" where the source does not say it
+    std::optional<int64_t> number;  // by which states mean it
+    std::optional<Shape> master = {};
+  };
+  struct Group {
+    size_t optimizer = 0;
+    std::string hyper_parameters;  // "": it tells the order of its members alone
+    std::vector<Member> members;
+  };
+
+  struct Optimizer {
+    std::string label;        // Atom::optimizer
+    std::string what;         // for messages: "the optimizer in optimizer.pt"
+    std::string shown;        // for messages: where it is seen though it is left out
+    bool on_weights = false;  // the weights are its masters
+    // The writing tool's rule (core/state/ownership.h), if the groups' hyper-parameters fit it.
+    std::function<std::optional<ToolRule>(std::span<const std::string> hyper_parameters,
+                                          std::span<const OwnableParameter>)>
+        rule = {};
+    std::function<Result<MasterPrints>()> masters = {};  // where it has some of its own
+    std::vector<LeftOut> left_out = {};                  // of its parts, told if it is taken
+  };
+
+  std::vector<Tensor> tensors;
+  std::vector<std::pair<std::string, std::string>> second_names;  // second name, name
+  std::vector<Optimizer> optimizers;
+  std::vector<State> states;
+  std::vector<Group> groups;
+  bool other_optimizers = false;  // nobody knows what these train
+  ModelSizes sizes;
+
+  // Kinds of states are an optimizer's words, or ours ("master").
+  enum class Kinds : uint8_t { kOptimizers, kOurs } kinds = Kinds::kOptimizers;
+  // A state whose shape does not follow from its parameter's is left out, or only dcp/ shows it.
+  enum class Unfit : uint8_t { kLeftOut, kOpaque } unfit = Unfit::kOpaque;
+
+  // Why a state does not become an atom.
+  enum class Unplaced : uint8_t { kOpaque, kTwice, kNameOfOurs, kUnfit };
+  // The reader's answer.
+  struct Fate {
+    bool kept = false;     // a document shows it all the same
+    bool said = true;      // it is worth a message
+    std::string why = {};  // in that, where the reader knows better
+  };
+  // Is told of each such state; null: none is kept.
+  std::function<Fate(const State&, const std::string& parameter, Unplaced)> keep = {};
+};
+
+}  // namespace ckptfs

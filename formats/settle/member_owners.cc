@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/settle/member_owners.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/model/left_out.h"
+#include "core/state/roles.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kAlone =
+    "`--weights-only` takes the weights alone, without this message";
+
+class Owners {
+ public:
+  Owners(const StateDict& dict, const SourceOptions& options, StepModel& header)
+      : dict_(dict), options_(options), header_(header) {
+    for (size_t i = 0; i < dict.tensors.size(); ++i) names_.emplace(dict.tensors[i].name, i);
+  }
+
+  Result<MemberOwners> Run() {
+    out_.numbers.resize(dict_.optimizers.size());
+    out_.groups.resize(dict_.groups.size());
+    for (size_t g = 0; g < dict_.groups.size(); ++g)
+      groups_[dict_.groups[g].optimizer].push_back(g);
+    size_t numbered = 0;
+    for (size_t o = 0; o < dict_.optimizers.size(); ++o) numbered += HasNumbers(o);
+    for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
+      if (AreAllNames(o)) continue;
+      if (numbered > 1 && HasNumbers(o)) {
+        LeaveOutAll(o,
+                    StrCat(numbered,
+                           " optimizers number their parameters, but --parameter-order "
+                           "is for one optimizer only"),
+                    std::string(kAlone));
+        continue;
+      }
+      CKPT_RETURN_IF_ERROR(Decide(o));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  bool HasNumbers(size_t optimizer) const {
+    return Any(optimizer, [](const StateDict::Member& member) { return member.name.empty(); });
+  }
+
+  bool Any(size_t optimizer, const auto& is_one) const {
+    const auto groups = groups_.find(optimizer);
+    return groups != groups_.end() && std::ranges::any_of(groups->second, [&](size_t g) {
+             return std::ranges::any_of(dict_.groups[g].members, is_one);
+           });
+  }
+
+  // True if the members are names of tensors, each once: then there is nothing to prove.
+  bool AreAllNames(size_t optimizer) {
+    std::set<std::string_view> seen;
+    const bool other = Any(optimizer, [&](const StateDict::Member& member) {
+      return member.number || !names_.contains(member.name) || !seen.insert(member.name).second;
+    });
+    if (other) return false;
+    for (const size_t g : groups_[optimizer]) {
+      for (const auto& member : dict_.groups[g].members) {
+        out_.groups[g].push_back(names_.find(member.name)->second);
+      }
+    }
+    out_.numbers[optimizer].emplace();
+    for (const LeftOut& one : dict_.optimizers[optimizer].left_out) LeaveOut(header_, one);
+    return true;
+  }
+
+  void LeaveOutAll(size_t optimizer, std::string why, std::string remedy) {
+    const auto& of = dict_.optimizers[optimizer];
+    LeaveOut(header_,
+             {LeftOutPart::kOptimizer, of.what, std::move(why) + of.shown, std::move(remedy)});
+  }
+
+  // The tensors that an optimizer may have; one that it names, whatever that looks like.
+  std::vector<size_t> Trainable(size_t optimizer) const {
+    std::set<std::string_view> named;
+    Any(optimizer, [&](const StateDict::Member& member) {
+      named.insert(member.name);
+      return false;
+    });
+    std::set<std::string_view> seconds;
+    for (const auto& [second, name] : dict_.second_names) seconds.insert(second);
+    const auto has = [&](std::string_view name) {
+      return names_.contains(name) || seconds.contains(name);
+    };
+    std::vector<size_t> out;
+    for (size_t i = 0; i < dict_.tensors.size(); ++i) {
+      const StateDict::Tensor& tensor = dict_.tensors[i];
+      const bool buffer = tensor.role
+                              ? *tensor.role == Role::kBuffer
+                              : LooksLikeBuffer(tensor.name, tensor.dtype, tensor.shape, has);
+      if (!buffer || named.contains(tensor.name)) out.push_back(i);
+    }
+    return out;
+  }
+
+  // What is known of the members, by group; nothing if two have one number.
+  std::optional<std::vector<std::vector<OptimizerMember>>> MembersOf(size_t optimizer) {
+    std::unordered_map<int64_t, OptimizerMember> numbered;
+    for (const StateDict::State& state : dict_.states) {
+      const auto* number = std::get_if<int64_t>(&state.owner);
+      if (number == nullptr || state.optimizer != optimizer || !state.shape) continue;
+      numbered[*number].states.push_back({state.kind, *state.shape});
+    }
+    std::set<int64_t> seen;
+    std::vector<std::vector<OptimizerMember>> out;
+    for (const size_t g : groups_[optimizer]) {
+      out.emplace_back();
+      for (const auto& [name, number, master] : dict_.groups[g].members) {
+        if (number && !seen.insert(*number).second) return std::nullopt;
+        OptimizerMember member = number ? std::move(numbered[*number]) : OptimizerMember();
+        member.name = name;
+        member.master = master;
+        out.back().push_back(std::move(member));
+      }
+    }
+    return out;
+  }
+
+  Status Decide(size_t optimizer) {
+    const auto& of = dict_.optimizers[optimizer];
+    const std::vector<size_t>& groups = groups_[optimizer];
+    const std::vector<size_t> places = Trainable(optimizer);
+    std::vector<OwnableParameter> parameters;
+    for (const size_t i : places) {
+      parameters.push_back({dict_.tensors[i].name, dict_.tensors[i].shape});
+    }
+    const auto members = MembersOf(optimizer);
+    if (!members) {
+      LeaveOutAll(optimizer, "two of its parameters have one number", std::string(kAlone));
+      return {};
+    }
+    OwnershipQuestion question{parameters, *members, {}, options_.parameter_order, {}, {}};
+    question.second_names.insert(dict_.second_names.begin(), dict_.second_names.end());
+    if (of.rule) {
+      std::vector<std::string> hyper_parameters;
+      for (const size_t g : groups) hyper_parameters.push_back(dict_.groups[g].hyper_parameters);
+      question.rule = of.rule(hyper_parameters, parameters);
+    }
+    question.masters = of.masters;
+    CKPT_ASSIGN_OR_RETURN(const StateOwners owners, DecideOwners(question));
+    if (!owners.why.empty()) {
+      LeaveOutAll(optimizer, StrCat("it numbers its parameters, but ", owners.why), owners.remedy);
+      return {};
+    }
+    bool any = groups.empty();
+    Settled::Numbers numbers;
+    for (size_t k = 0; k < groups.size(); ++k) {
+      for (size_t i = 0; i < owners.groups[k].size(); ++i) {
+        const auto& owner = owners.groups[k][i].parameter;
+        const auto& [name, number, master] = dict_.groups[groups[k]].members[i];
+        const auto tensor = owner ? std::optional(places[*owner]) : std::nullopt;
+        if (number) numbers.emplace(*number, tensor);
+        if (tensor) {
+          out_.groups[groups[k]].push_back(*tensor);
+          any = true;
+          continue;
+        }
+        LeaveOut(header_, {LeftOutPart::kOptimizer, StrCat("the optimizer's '", name, "'"),
+                           "the name is not that of a parameter of the model", ""});
+      }
+    }
+    if (!any) return {};
+    for (const LeftOut& one : of.left_out) LeaveOut(header_, one);
+    out_.numbers[optimizer] = std::move(numbers);
+    return {};
+  }
+
+  const StateDict& dict_;
+  const SourceOptions& options_;
+  StepModel& header_;
+  std::unordered_map<std::string_view, size_t> names_;
+  std::unordered_map<size_t, std::vector<size_t>> groups_;  // by optimizer
+  MemberOwners out_;
+};
+
+}  // namespace
+
+Result<MemberOwners> OwnersOfMembers(const StateDict& dict, const SourceOptions& options,
+                                     StepModel& header) {
+  return Owners(dict, options, header).Run();
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SourceTraits says what steps of one source are like where views differ by it.  A view asks for a
+// trait, never for a source's name.  Steps of manifests of any age have the traits of the source
+// that they name; those of any other source (rank files of a job) have none.
+//
+// Thread safety: constants; a pure function.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+struct SourceTraits {
+  std::string_view source;  // StepModel::framework
+  // An engine of DeepSpeed saved it: its files and hyper-parameters are the engine's.
+  bool engine = false;
+  // Members of groups are in the order in which the optimizer had them.
+  bool member_order = false;
+  // States are as torch's own optimizers have them: a job counts steps as they do.
+  bool torch_states = false;
+  // A document says under which keys the state dict had what.  Classes in documents are what
+  // torch itself loads from the source, and a state of any shape is whole.
+  bool own_keys = false;
+};
+
+inline constexpr SourceTraits kNoTraits{};
+inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
+    {.source = "deepspeed", .engine = true, .member_order = true},
+    {.source = "deepspeed_universal", .engine = true},
+    {.source = "dcp", .torch_states = true, .own_keys = true},
+    {.source = "huggingface", .torch_states = true},
+});
+
+inline const SourceTraits& TraitsOf(const StepModel& step) {
+  const auto found = std::ranges::find(kSourceTraits, step.framework, &SourceTraits::source);
+  return found == kSourceTraits.end() ? kNoTraits : *found;
+}
+
+}  // namespace ckptfs
