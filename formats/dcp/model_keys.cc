@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
 #include "core/state/model_choice.h"
 
 namespace ckptfs::dcp {
@@ -155,11 +157,16 @@ class Candidates {
     }
   }
 
+  // By names without those of wrappers: a module may be saved with another wrapper (DDP,
+  // torch.compile) than its optimizer saw.
   void CountTrained() {
+    std::set<std::string> names;
+    for (const auto& owner : keys_.owners) names.insert(NormaliseName(owner));
+    if (names.empty()) return;
     for (ModelCandidate& candidate : all_) {
-      candidate.trained =
-          static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
-            return keys_.owners.contains(tensor.name);
+      candidate.trained = static_cast<size_t>(
+          std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+            return names.contains(NormaliseName(tensor.name));
           }));
     }
   }
