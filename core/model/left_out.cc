@@ -38,6 +38,11 @@ void LeaveOut(StepModel& step, LeftOut one) {
   step.left_out.push_back(std::move(one));
 }
 
+const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part) {
+  const auto found = std::ranges::find(step.left_out, part, &LeftOut::part);
+  return found == step.left_out.end() ? nullptr : &*found;
+}
+
 std::string LeftOutText(const LeftOut& one) {
   return StrCat("left out: ", one.what, one.more > 0 ? StrCat(" and ", one.more, " more") : "",
                 ": ", one.why, one.remedy.empty() ? "" : "; ", one.remedy);

@@ -45,6 +45,9 @@ inline constexpr size_t kMaxLeftOutReasons = 32;
 // Adds one; others with the same part, reason and remedy are counted (`more`).
 void LeaveOut(StepModel& step, LeftOut one);
 
+// The first of a part; null if the step has all of it.
+const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part);
+
 // "left out: WHAT and 3 more: WHY; REMEDY"
 std::string LeftOutText(const LeftOut& one);
 
