@@ -122,6 +122,12 @@ std::string Quoted(std::string_view key) {
 
 }  // namespace
 
+bool MayTrain(std::string_view optimizer, const TrainableModule& model,
+              const TrainableModule& other) {
+  if (IsAverageKey(other.key)) return false;
+  return ShapesOf(model) != ShapesOf(other) || !IsCopy(other.key, WordsOf(optimizer), model.key);
+}
+
 std::string TrainsAnother(std::string_view optimizer, std::span<const ToldMember> members,
                           const TrainableModule& model, std::span<const TrainableModule> others) {
   const Fit own = FitOf(members, model);

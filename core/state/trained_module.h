@@ -48,6 +48,11 @@ struct ToldMember {
   const Shape* shape = nullptr;  // of its parameter; null: its states do not tell it
 };
 
+// True if the optimizer of this key may train the other module besides the model: that is neither
+// an average nor a copy of the model.
+bool MayTrain(std::string_view optimizer, const TrainableModule& model,
+              const TrainableModule& other);
+
 // Why the optimizer of this key is not the model's; "" if it is.
 std::string TrainsAnother(std::string_view optimizer, std::span<const ToldMember> members,
                           const TrainableModule& model, std::span<const TrainableModule> others);
