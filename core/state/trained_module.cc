@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
+#include <map>
 #include <set>
 
-#include "core/state/model_choice.h"
+#include "core/base/strings.h"
+#include "core/state/roles.h"
 
 namespace ckptfs {
 namespace {
@@ -73,19 +76,19 @@ struct Fit {
 Fit FitOf(std::span<const ToldMember> members, const TrainableModule& module) {
   std::map<std::string_view, const Shape*> named;
   std::map<Shape, size_t> left;
-  for (const ModuleTensor& tensor : module.tensors) {
-    named.emplace(tensor.name, tensor.shape);
-    ++left[*tensor.shape];
+  for (const OwnableParameter& parameter : module.parameters) {
+    named.emplace(parameter.name, &parameter.shape);
+    ++left[parameter.shape];
   }
   Fit fit;
   for (const ToldMember& member : members) {
     if (member.name.empty()) continue;
-    const auto tensor = named.find(member.name);
-    if (tensor == named.end() || (member.shape != nullptr && *member.shape != *tensor->second))
+    const auto found = named.find(member.name);
+    if (found == named.end() || (member.shape != nullptr && *member.shape != *found->second))
       continue;
     ++fit.members;
-    --left[*tensor->second];
-    named.erase(tensor);
+    --left[*found->second];
+    named.erase(found);
   }
   for (const ToldMember& member : members) {
     if (!member.name.empty() || member.shape == nullptr) continue;
@@ -94,26 +97,21 @@ Fit FitOf(std::span<const ToldMember> members, const TrainableModule& module) {
     ++fit.members;
     --shape->second;
   }
-  fit.exact = fit.members == members.size() && fit.members == module.tensors.size();
+  fit.exact = fit.members == members.size() && fit.members == module.parameters.size();
   return fit;
 }
 
 std::vector<Shape> ShapesOf(const TrainableModule& module) {
   std::vector<Shape> shapes;
-  for (const ModuleTensor& tensor : module.tensors) {
-    if (!tensor.shape->empty()) shapes.push_back(*tensor.shape);
+  for (const OwnableParameter& parameter : module.parameters) {
+    if (!parameter.shape.empty()) shapes.push_back(parameter.shape);
   }
   std::ranges::sort(shapes);
   return shapes;
 }
 
-// Of two modules of the same shapes, this is not the one that the optimizer of `words` trains.
-bool IsCopy(std::string_view key, const std::set<std::string>& words, std::string_view model) {
-  const auto own = WordsOf(key);
-  const bool said = std::ranges::any_of(own, [](const std::string& word) {
-    return std::ranges::find(kCopyWords, word) != kCopyWords.end();
-  });
-  return said || (words.empty() && WordsOf(model).empty());
+bool AreTwins(const TrainableModule& a, const TrainableModule& b) {
+  return ShapesOf(a) == ShapesOf(b);
 }
 
 std::string Quoted(std::string_view key) {
@@ -122,30 +120,47 @@ std::string Quoted(std::string_view key) {
 
 }  // namespace
 
-bool MayTrain(std::string_view optimizer, const TrainableModule& model,
-              const TrainableModule& other) {
-  if (IsAverageKey(other.key)) return false;
-  return ShapesOf(model) != ShapesOf(other) || !IsCopy(other.key, WordsOf(optimizer), model.key);
+TrainableModule TrainableModuleOf(const ModelCandidate& candidate) {
+  std::set<std::string_view> names;
+  for (const auto& tensor : candidate.tensors) names.insert(tensor.name);
+  const auto has = [&](std::string_view name) { return names.contains(name); };
+  TrainableModule module{candidate.key, {}};
+  for (const auto& [name, dtype, shape] : candidate.tensors) {
+    if (!LooksLikeBuffer(name, dtype, shape, has)) module.parameters.push_back({name, shape});
+  }
+  return module;
 }
 
-std::string TrainsAnother(std::string_view optimizer, std::span<const ToldMember> members,
-                          const TrainableModule& model, std::span<const TrainableModule> others) {
-  const Fit own = FitOf(members, model);
-  const auto words = WordsOf(optimizer);
-  const auto of_model = Shared(words, WordsOf(model.key));
+bool IsCopyKey(std::string_view key) {
+  return std::ranges::any_of(WordsOf(key), [](const std::string& word) {
+    return std::ranges::find(kCopyWords, word) != kCopyWords.end();
+  });
+}
+
+bool MayBeTrained(const TrainableModule& model, const TrainableModule& other) {
+  return !IsAverageKey(other.key) && !(IsCopyKey(other.key) && AreTwins(model, other));
+}
+
+std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModule& model,
+                          std::span<const TrainableModule> others) {
+  const Fit own = FitOf(optimizer.members, model);
+  const auto shares = [&](std::string_view key, const TrainableModule& module) {
+    return Shared(WordsOf(key), WordsOf(module.key)).size();
+  };
   for (const TrainableModule& other : others) {
-    if (IsAverageKey(other.key)) continue;
-    const Fit fit = FitOf(members, other);
+    if (!MayBeTrained(model, other)) continue;
+    const Fit fit = FitOf(optimizer.members, other);
     if (fit.members == 0 || fit < own) continue;
     const std::string its = StrCat("it is the optimizer of ", Quoted(other.key));
     if (fit > own) return its;
-    const auto of_other = Shared(words, WordsOf(other.key));
-    if (of_model.size() != of_other.size()) {
-      if (of_model.size() < of_other.size()) return its;
-      continue;
+    const size_t with_model = shares(optimizer.key, model), with_other = shares(optimizer.key, other);
+    if (with_model < with_other) return its;
+    const bool served = std::ranges::any_of(optimizer.beside, [&](std::string_view key) {
+      return shares(key, other) > shares(key, model);
+    });
+    if (with_model == with_other && !(served && WordsOf(optimizer.key).empty())) {
+      return StrCat("it may as well be the optimizer of ", Quoted(other.key));
     }
-    if (ShapesOf(model) == ShapesOf(other) && IsCopy(other.key, words, model.key)) continue;
-    return StrCat("it may as well be the optimizer of ", Quoted(other.key));
   }
   return "";
 }

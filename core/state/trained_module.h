@@ -7,40 +7,39 @@
 //
 //   exact   the module that has a member for each of its parameters
 //   keys    the module whose key and the optimizer's have a word together that the others' keys
-//           lack ("critic", "critic_optim"; "generator", "optim_g"; "actor.model", "actor.optim")
-//   twins   the model, if the other has its shapes, and is called a copy ("best_model",
-//           "old_policy") or neither the model nor the optimizer has a word of its own ("model",
-//           "optimizer")
+//           lack ("critic", "critic_optim"; "generator", "optim_g"; "actor.model", "actor.optim");
+//           the model, if the optimizer's key has no word of its own and another optimizer's has
+//           one of the other module's
 //
-// No module is taken for an average of weights (IsAverageKey): no optimizer trains these.
+// Otherwise nobody knows.  An average (IsAverageKey) and a copy of the model ("best_model",
+// "old_policy") train nothing.
 //
 // Thread safety: pure functions.
 // Lifetime: the spans must outlive the call.
 
 #pragma once
 
-#include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/base/strings.h"
+#include "core/state/model_choice.h"
+#include "core/state/ownership.h"
 #include "core/tensor/shape.h"
 
 namespace ckptfs {
 
-// A tensor of a module that an optimizer may train.
-struct ModuleTensor {
-  std::string_view name;
-  const Shape* shape = nullptr;
+struct TrainableModule {
+  std::string key;  // where it stands in the state: "critic", "actor.model"
+  std::vector<OwnableParameter> parameters;
 };
 
-struct TrainableModule {
-  std::string_view key;  // where it stands in the state: "critic", "actor.model"
-  std::vector<ModuleTensor> tensors;
-};
+// The tensors of a dict but for buffers.
+TrainableModule TrainableModuleOf(const ModelCandidate& candidate);
+
+// True if the key calls what it leads to a copy of the model: "best_model", "old_policy".
+bool IsCopyKey(std::string_view key);
 
 // A member of an optimizer, as far as the file tells.
 struct ToldMember {
@@ -48,13 +47,17 @@ struct ToldMember {
   const Shape* shape = nullptr;  // of its parameter; null: its states do not tell it
 };
 
-// True if the optimizer of this key may train the other module besides the model: that is neither
-// an average nor a copy of the model.
-bool MayTrain(std::string_view optimizer, const TrainableModule& model,
-              const TrainableModule& other);
+struct OptimizerOfState {
+  std::string_view key;
+  std::vector<ToldMember> members;
+  std::vector<std::string_view> beside;  // keys of the state's other optimizers
+};
 
-// Why the optimizer of this key is not the model's; "" if it is.
-std::string TrainsAnother(std::string_view optimizer, std::span<const ToldMember> members,
-                          const TrainableModule& model, std::span<const TrainableModule> others);
+// True if an optimizer may train the other module besides the model.
+bool MayBeTrained(const TrainableModule& model, const TrainableModule& other);
+
+// Why the optimizer is not the model's; "" if it is.
+std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModule& model,
+                          std::span<const TrainableModule> others);
 
 }  // namespace ckptfs

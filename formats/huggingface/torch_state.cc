@@ -311,7 +311,11 @@ Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   const auto own = Sorted(chosen);
   for (const size_t other : choice->others) {
     search.parts.emplace(candidates_[other].key, Kind::kModel);
-    if (Sorted(candidates_[other]) == own) out.twins.push_back(candidates_[other].key);
+    if (Sorted(candidates_[other]) == own) {
+      out.twins.push_back(candidates_[other].key);
+    } else {
+      out.modules.push_back(TrainableModuleOf(candidates_[other]));
+    }
   }
   for (const auto& [key, first] : second_) {
     const auto part = search.parts.find(first);

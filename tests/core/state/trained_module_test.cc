@@ -18,9 +18,9 @@ const Tensors kHead = {{"weight", {10, 16}}, {"bias", {10}}};
 const Tensors kLarger = {{"0.weight", {16, 16}}, {"0.bias", {16}},      {"1.weight", {10, 16}},
                          {"1.bias", {10}},       {"2.weight", {2, 10}}, {"2.bias", {2}}};
 
-TrainableModule Of(std::string_view key, const Tensors& tensors) {
+TrainableModule Of(const std::string& key, const Tensors& tensors) {
   TrainableModule module{key, {}};
-  for (const auto& [name, shape] : tensors) module.tensors.push_back({name, &shape});
+  for (const auto& [name, shape] : tensors) module.parameters.push_back({name, shape});
   return module;
 }
 
@@ -40,6 +40,7 @@ struct Case {
   std::string other_key;
   Tensors other;
   std::string why = {};  // a part of it; "": the optimizer is the model's
+  std::vector<std::string_view> beside = {};
 };
 
 const std::vector<Case> kCases = {
@@ -62,7 +63,12 @@ const std::vector<Case> kCases = {
      "decoder", kLarger},
     {"twins: the critic's", "critic_optim", kPolicy, true, "model", kPolicy, "critic", kPolicy,
      "of 'critic'"},
-    {"twins: the model's", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy},
+    {"twins: nobody's", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy,
+     "may as well be the optimizer of 'critic'"},
+    {"twins: the other has its own", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy, "",
+     {"critic_optim"}},
+    {"twins: another is nobody's", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy,
+     "may as well", {"head_optim"}},
     {"twins by number", "optimizers.critic", kPolicy, false, "model", kPolicy, "critic", kPolicy,
      "of 'critic'"},
     {"twins: a letter", "optim_d", kPolicy, true, "generator", kPolicy, "discriminator", kPolicy,
@@ -85,8 +91,9 @@ TEST(TrainedModuleTest, SaysWhoseAnOptimizerIs) {
   for (const Case& one : kCases) {
     SCOPED_TRACE(one.about);
     const std::vector<TrainableModule> others{Of(one.other_key, one.other)};
-    const std::string why = TrainsAnother(one.optimizer, Members(one.members, one.named),
-                                          Of(one.model_key, one.model), others);
+    const std::string why =
+        TrainsAnother({one.optimizer, Members(one.members, one.named), one.beside},
+                      Of(one.model_key, one.model), others);
     if (one.why.empty()) {
       EXPECT_THAT(why, IsEmpty());
     } else {
@@ -96,7 +103,8 @@ TEST(TrainedModuleTest, SaysWhoseAnOptimizerIs) {
 }
 
 TEST(TrainedModuleTest, WithoutOtherModulesItIsTheModels) {
-  EXPECT_EQ(TrainsAnother("critic_optim", Members(kValue, true), Of("model", kPolicy), {}), "");
+  EXPECT_EQ(TrainsAnother({"critic_optim", Members(kValue, true), {}}, Of("model", kPolicy), {}),
+            "");
 }
 
 }  // namespace
