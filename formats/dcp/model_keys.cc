@@ -192,7 +192,9 @@ Result<FoundModel> FindModel(const DcpMetadata& metadata, const KeysBeside& keys
   const std::string& key = candidates.all()[choice->index].key;
   out.prefix = key.empty() ? "" : key + ".";
   out.tensors = candidates.TensorsOf(choice->index);
-  for (const size_t other : choice->others) out.others.push_back(candidates.all()[other].key);
+  for (const size_t other : choice->others) {
+    out.others.push_back(TrainableModuleOf(candidates.all()[other]));
+  }
   out.why = choice->why;
   return out;
 }
