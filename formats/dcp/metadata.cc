@@ -160,11 +160,14 @@ class Resolver {
   Status PlaceChunk(const TensorEntry& tensor, const Objects::Index& index, StoredExtent extent);
   Status CheckPlaces() const;
   Status AddPaths(Items paths);
+  Result<std::vector<PathElement>> PathOf(std::string_view name, PackedValue value);
   uint32_t FileOf(PackedValue path);
   void SortChunks();
   bool Empty(const TensorEntry& tensor, size_t chunk) const;
 
   static constexpr uint64_t kNowhere = ~uint64_t{0};
+  static constexpr uint64_t kPathsPerName = 4;
+  static constexpr uint64_t kPathsAlways = uint64_t{1} << 20;
   static constexpr uint32_t kObject = uint32_t{1} << 31;
 
   const PackedValues& values_;
@@ -174,6 +177,8 @@ class Resolver {
   std::unordered_map<uint32_t, uint32_t> files_;    // string number -> place in files
   std::vector<uint32_t> sorted_;  // chunks of each tensor by their offsets, the empty ones last
   size_t places_ = 0;             // of storage_data
+  uint64_t names_ = 0;            // bytes of the entries' names
+  uint64_t paths_ = 0;            // elements of paths, and bytes of their text
 };
 
 bool Resolver::Empty(const TensorEntry& tensor, size_t chunk) const {
@@ -223,6 +228,7 @@ Status Resolver::AddEntries(Items entries) {
     if (!entries_.emplace(values_.StringNumber(entries[i]), number).second) {
       return Refuse("'", *name, "' is there twice");
     }
+    names_ += name->size();
   }
   return {};
 }
@@ -385,6 +391,36 @@ Status Resolver::CheckPlaces() const {
   return {};
 }
 
+// A name is made of its path, so that all paths have about as much text as the names.
+Result<std::vector<PathElement>> Resolver::PathOf(std::string_view name, PackedValue value) {
+  const auto elements = values_.SequenceOf(value);
+  if (!elements) return Refuse("planner_data of '", name, "' is not a path");
+  if (elements->size() > kMaxPathElements) {
+    return Refuse("planner_data of '", name, "' has ", elements->size(),
+                  " elements, and the path of a state dict at most ", kMaxPathElements);
+  }
+  std::vector<PathElement> path;
+  size_t bytes = 0;
+  for (const PackedValue element : *elements) {
+    const auto text = values_.StringOf(element);
+    const auto index = values_.IntOf(element);
+    if (!text && !index) return Refuse("planner_data of '", name, "' is not a path");
+    bytes += text.value_or("").size();
+    if (bytes > kMaxPathText) {
+      return Refuse("planner_data of '", name, "' has more than ", kMaxPathText,
+                    " bytes of text, and the path of a state dict at most as many");
+    }
+    path.push_back(text ? PathElement{std::string(*text), false}
+                        : PathElement{std::to_string(*index), true});
+  }
+  paths_ += bytes + path.size();
+  if (paths_ > kPathsPerName * names_ + kPathsAlways) {
+    return Refuse("the paths of planner_data are more than ", kPathsPerName,
+                  " times as long as the names that are made of them");
+  }
+  return path;
+}
+
 Status Resolver::AddPaths(Items paths) {
   for (size_t i = 0; i < paths.size(); i += 2) {
     if (!values_.StringOf(paths[i]))
@@ -393,19 +429,8 @@ Status Resolver::AddPaths(Items paths) {
           "an entry");
     const auto entry = entries_.find(values_.StringNumber(paths[i]));
     if (entry == entries_.end()) continue;
-    const auto elements = values_.SequenceOf(paths[i + 1]);
-    if (!elements)
-      return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
-    std::vector<PathElement> path;
-    for (const PackedValue element : *elements) {
-      const auto text = values_.StringOf(element);
-      const auto index = values_.IntOf(element);
-      if (!text && !index) {
-        return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
-      }
-      path.push_back(text ? PathElement{std::string(*text), false}
-                          : PathElement{std::to_string(*index), true});
-    }
+    CKPT_ASSIGN_OR_RETURN(std::vector<PathElement> path,
+                          PathOf(*values_.StringOf(paths[i]), paths[i + 1]));
     out_.has_paths = true;
     const bool object = (entry->second & kObject) != 0;
     auto& all = object ? out_.object_paths : out_.tensor_paths;

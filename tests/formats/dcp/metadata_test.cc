@@ -136,6 +136,24 @@ TEST(DcpMetadataTest, ChunksWithoutElementsNeedNoPlaceOfTheirOwn) {
   EXPECT_EQ(read->chunks[0].offset, 7u);
 }
 
+TEST(DcpMetadataTest, PathsAreAStateDictsAndAboutAsLongAsTheNames) {
+  const auto refusal = [](const std::vector<std::string>& path, int entries) {
+    DcpMaker made;
+    const std::string archive = NumberArchive(1);
+    for (int i = 0; i < entries; ++i) made.AddObject(StrCat("k", i), archive, "x", path);
+    return Refusal(made.Metadata());
+  };
+  const std::vector<std::string> longest(kMaxPathElements, "a");
+  std::vector<std::string> longer = longest;
+  longer.emplace_back("a");
+  EXPECT_EQ(refusal(longest, 1), "taken");
+  EXPECT_THAT(refusal(longer, 1), HasSubstr("planner_data of 'k0' has 1025 elements"));
+  EXPECT_EQ(refusal({std::string(kMaxPathText, 'a')}, 1), "taken");
+  EXPECT_THAT(refusal({std::string(kMaxPathText, 'a'), "b"}, 1), HasSubstr("bytes of text"));
+  EXPECT_EQ(refusal(longest, 300), "taken");
+  EXPECT_THAT(refusal(longest, 1000), HasSubstr("4 times as long as the names"));
+}
+
 TEST(DcpMetadataTest, EveryTruncationIsRefused) {
   const std::string whole = Small().Metadata();
   for (size_t i = 0; i < whole.size(); ++i) {
