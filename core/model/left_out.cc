@@ -32,6 +32,8 @@ void LeaveOut(StepModel& step, LeftOut one) {
     ++reasons;
   }
   if (reasons >= kMaxLeftOutReasons) {
+    last->why = kManyReasons;
+    last->remedy.clear();
     last->more += 1 + one.more;
     return;
   }
