@@ -32,10 +32,17 @@ void LeaveOut(StepModel& step, LeftOut one) {
     ++reasons;
   }
   if (reasons >= kMaxLeftOutReasons) {
+    last->why = kManyReasons;
+    last->remedy.clear();
     last->more += 1 + one.more;
     return;
   }
   step.left_out.push_back(std::move(one));
+}
+
+const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part) {
+  const auto found = std::ranges::find(step.left_out, part, &LeftOut::part);
+  return found == step.left_out.end() ? nullptr : &*found;
 }
 
 std::string LeftOutText(const LeftOut& one) {

@@ -39,11 +39,16 @@ struct LeftOut {
   bool operator==(const LeftOut&) const = default;
 };
 
-// Above this many different reasons of a part the last one stands for the others, too.
+// A part has at most so many entries.  If there are more reasons, the last entry counts all that
+// the others do not, and says that they have different ones.
 inline constexpr size_t kMaxLeftOutReasons = 32;
+inline constexpr std::string_view kManyReasons = "they have different reasons, too many to list";
 
 // Adds one; others with the same part, reason and remedy are counted (`more`).
 void LeaveOut(StepModel& step, LeftOut one);
+
+// The first of a part; null if the step has all of it.
+const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part);
 
 // "left out: WHAT and 3 more: WHY; REMEDY"
 std::string LeftOutText(const LeftOut& one);

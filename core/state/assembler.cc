@@ -10,6 +10,7 @@
 #include <set>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -101,6 +102,7 @@ struct Assembler::State {
   std::map<std::pair<uint32_t, std::string>, BlobIndex> blob_by_path;
   std::unordered_map<std::string, ParameterIndex> parameter_by_name;
   std::map<std::tuple<uint32_t, std::string, std::string>, AtomIndex> atom_by_kind;
+  std::set<std::pair<ParameterIndex, std::string>> known_aliases;
   std::vector<std::string> defects;
   ProofBudget budget;
 
@@ -325,9 +327,7 @@ void Assembler::AddFragment(AtomIndex atom, uint32_t copy, uint32_t local,
 }
 
 void Assembler::AddAlias(std::string name, ParameterIndex parameter) {
-  for (const Alias& known : state_->model.aliases) {
-    if (known.name == name && known.parameter == parameter) return;
-  }
+  if (!state_->known_aliases.emplace(parameter, name).second) return;
   state_->model.aliases.push_back(Alias{std::move(name), parameter});
 }
 

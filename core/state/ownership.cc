@@ -344,6 +344,14 @@ class Decider {
           "' and which to '", q_.parameters[alike.parameters[1]].name, "', both of shape ",
           ShapeToString(shape), evidence == Evidence::kMaster ? " and with equal masters" : ""));
     }
+    const auto other = evidence == Evidence::kShape
+                           ? std::ranges::find(q_.elsewhere, shape, &OwnableParameter::shape)
+                           : q_.elsewhere.end();
+    if (other != q_.elsewhere.end()) {
+      return No(StrCat("nothing proves whether states belong to '",
+                       q_.parameters[alike.parameters[0]].name, "' or to '", other->name,
+                       "' of another module, both of shape ", ShapeToString(shape)));
+    }
     if (!CanBe(alike.members[0], alike.parameters[0])) {
       return No(StrCat("a state does not fit '", q_.parameters[alike.parameters[0]].name, "'"));
     }

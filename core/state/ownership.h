@@ -10,7 +10,8 @@
 //            computed again, and the shapes of all members of all groups fit it in one way and
 //            no order that a script would choose (ForEachRivalOrder)
 //   kMaster  the member's fp32 master, cast, is the weight, and is that of no other weight
-//   kShape   no other parameter has the shape of the member's states, and no other member
+//   kShape   no other parameter has the shape of the member's states, nor a tensor of another
+//            module that the optimizer may train (core/state/trained_module.h), and no other member
 //   kOrder   the user says the order, and every member's shapes and master fit it
 //
 // Members without a name are proved together or not at all: an optimizer that lacks a part of its
@@ -72,6 +73,7 @@ struct OwnershipQuestion {
   std::span<const std::string> order;  // --parameter-order: the optimizer's, group by group
   std::optional<ToolRule> rule;
   std::function<Result<MasterPrints>()> masters;  // where the file has masters
+  std::span<const OwnableParameter> elsewhere = {};  // of other modules that it may train
 };
 
 enum class Evidence : uint8_t { kNone, kName, kRule, kMaster, kShape, kOrder };

@@ -75,8 +75,9 @@ const StepRecord* Greatest(const std::vector<const StepRecord*>& steps,
                            [&](const StepRecord* a, const StepRecord* b) { return less(*a, *b); });
 }
 
-std::optional<LifeChoice::Doubt> DoubtOf(std::vector<const StepRecord*> alike,
-                                         const StepRecord& save) {
+// REQUIRES: all are of one life.
+std::optional<LifeChoice::Doubt> DoubtOf(std::vector<const StepRecord*> alike, StepRecord save) {
+  save.life = alike.front()->life;
   alike.push_back(&save);
   const StepRecord* const later = Greatest(alike, IsEarlier);
   const StepRecord* const greater = Greatest(alike, IsOlder);

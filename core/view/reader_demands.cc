@@ -11,6 +11,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/model/left_out.h"
 #include "core/model/step_counts.h"
 #include "core/view/shard.h"
 
@@ -141,23 +142,37 @@ class Check {
     return {};
   }
 
-  // A reader that keeps one vector per group has it for all members.
+  // A reader that keeps one vector per group has every state for all members.
   Status CheckFilled(size_t group) const {
     if (!reader_.flat) return {};
     for (const auto& [kind, first] : KindsOf(group)) {
-      if (kind == "step" || BeginsAsZeros(kind) || Contains(reader_.made_anew, kind)) continue;
+      if (kind == "step" || Contains(reader_.made_anew, kind)) continue;
       std::vector<ParameterIndex> lacking;
       for (const ParameterIndex p : MembersOf(group)) {
         if (!step_.FindAtom(p, kind)) lacking.push_back(p);
       }
       if (lacking.empty()) continue;
+      const std::string why = WhyNotBegun(kind, lacking);
+      if (why.empty()) continue;
       return Refuse(kind, lacking,
                     StrCat("the source does not have it, though other parameters of group ", group,
-                           " do; ", reader_.reader,
-                           " keeps one for the whole group, and nothing "
-                           "tells its first value"));
+                           " do; ", reader_.reader, " keeps one for the whole group, and ", why));
     }
     return {};
+  }
+
+  // Why zeros do not stand for a state that these parameters lack; "" if they never had a
+  // gradient, and the optimizer begins the state with zeros.
+  std::string WhyNotBegun(std::string_view kind, const std::vector<ParameterIndex>& lacking) const {
+    if (!BeginsAsZeros(kind)) return "nothing tells its first value";
+    for (const ParameterIndex p : lacking) {
+      if (!HasBegun(shown_, p)) continue;
+      return StrCat("'", step_.parameter(p).name, "' has other states, so it did not begin at zero");
+    }
+    const LeftOut* const lost = FindLeftOut(step_, LeftOutPart::kOptimizer);
+    return lost == nullptr ? ""
+                           : StrCat("it may be a part of what was left out (", lost->what,
+                                    "), so it is not known to be zero");
   }
 
   Status CheckWhole(size_t group) const {
@@ -219,6 +234,10 @@ class Check {
 };
 
 }  // namespace
+
+bool HasBegun(const ShownState& shown, ParameterIndex parameter) {
+  return !shown.StatesOf(parameter).empty();
+}
 
 bool BeginsAsZeros(std::string_view kind) { return Contains(kBeginAsZeros, kind); }
 

@@ -53,6 +53,10 @@ struct ReaderDemands {
 // gradient may be given them.  Adagrad's sum and Rprop's step sizes begin elsewhere.
 bool BeginsAsZeros(std::string_view kind);
 
+// True if an optimizer has a state of the parameter: it had a gradient, and a state that it lacks
+// was lost rather than not begun.
+bool HasBegun(const ShownState& shown, ParameterIndex parameter);
+
 // kUnsupported names the state, the first parameter that has or lacks it, and the remedy.
 // Success where the step has no states and the reader asks for none, or where it has no optimizer.
 // `layout`: that of the ranks which read; it need not be the one that is shown.

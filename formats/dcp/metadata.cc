@@ -3,6 +3,7 @@
 #include "formats/dcp/metadata.h"
 
 #include <algorithm>
+#include <compare>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -152,17 +153,21 @@ class Resolver {
 
   Status AddEntries(Items entries);
   Status AddTensor(std::string_view name, const Objects::Tensor& tensor);
+  Status ChargeChunks(size_t chunks) const;
   Status AddBox(const TensorEntry& tensor, const Objects::Chunk& chunk);
   Status AddPlaces(Items places);
   Status Place(const Objects::Index& index, const Objects::Info& info);
   Status PlaceChunk(const TensorEntry& tensor, const Objects::Index& index, StoredExtent extent);
   Status CheckPlaces() const;
   Status AddPaths(Items paths);
+  Result<std::vector<PathElement>> PathOf(std::string_view name, PackedValue value);
   uint32_t FileOf(PackedValue path);
   void SortChunks();
   bool Empty(const TensorEntry& tensor, size_t chunk) const;
 
   static constexpr uint64_t kNowhere = ~uint64_t{0};
+  static constexpr uint64_t kPathsPerName = 4;
+  static constexpr uint64_t kPathsAlways = uint64_t{1} << 20;
   static constexpr uint32_t kObject = uint32_t{1} << 31;
 
   const PackedValues& values_;
@@ -170,7 +175,10 @@ class Resolver {
   DcpMetadata out_;
   std::unordered_map<uint32_t, uint32_t> entries_;  // string number -> tensor, kObject | object
   std::unordered_map<uint32_t, uint32_t> files_;    // string number -> place in files
-  std::vector<uint32_t> sorted_;                    // chunks of each tensor by their offsets
+  std::vector<uint32_t> sorted_;  // chunks of each tensor by their offsets, the empty ones last
+  size_t places_ = 0;             // of storage_data
+  uint64_t names_ = 0;            // bytes of the entries' names
+  uint64_t paths_ = 0;            // elements of paths, and bytes of their text
 };
 
 bool Resolver::Empty(const TensorEntry& tensor, size_t chunk) const {
@@ -190,6 +198,7 @@ Result<DcpMetadata> Resolver::Run(PackedValue root) {
   const auto entries = values_.DictOf(fields[0]);
   const auto places = values_.DictOf(fields[2]);
   if (!entries || !places) return Refuse("its state_dict_metadata or its storage_data is missing");
+  places_ = places->size() / 2;
   CKPT_RETURN_IF_ERROR(AddEntries(*entries));
   SortChunks();
   CKPT_RETURN_IF_ERROR(AddPlaces(*places));
@@ -219,6 +228,7 @@ Status Resolver::AddEntries(Items entries) {
     if (!entries_.emplace(values_.StringNumber(entries[i]), number).second) {
       return Refuse("'", *name, "' is there twice");
     }
+    names_ += name->size();
   }
   return {};
 }
@@ -236,6 +246,7 @@ Status Resolver::AddTensor(std::string_view name, const Objects::Tensor& tensor)
   entry.shape = *shape;
   const auto chunks = values_.SequenceOf(tensor.chunks);
   if (!chunks) return Refuse("no list of chunks");
+  CKPT_RETURN_IF_ERROR(ChargeChunks(chunks->size()));
   entry.first_chunk = out_.chunks.size();
   entry.chunk_count = chunks->size();
   entry.first_word = out_.boxes.size();
@@ -247,6 +258,15 @@ Status Resolver::AddTensor(std::string_view name, const Objects::Tensor& tensor)
   out_.chunks.resize(entry.first_chunk + entry.chunk_count, StoredExtent{0, kNowhere, 0});
   out_.tensors.push_back(std::move(entry));
   return {};
+}
+
+// A chunk with elements has a place of its own, and one without is an object of its own: ranks
+// that have nothing of a tensor say so each, at one place.
+Status Resolver::ChargeChunks(size_t chunks) const {
+  const size_t most = places_ + objects_.chunks.size();
+  if (chunks <= most - out_.chunks.size()) return {};
+  return Refuse("with it the tensors have more than ", most, " chunks, though the file describes ",
+                objects_.chunks.size(), " and storage_data has ", places_, " places");
 }
 
 Status Resolver::AddBox(const TensorEntry& tensor, const Objects::Chunk& chunk) {
@@ -282,7 +302,10 @@ void Resolver::SortChunks() {
     const auto less = [&](uint32_t a, uint32_t b) {
       const auto left = out_.OffsetsOf(tensor, a);
       const auto right = out_.OffsetsOf(tensor, b);
-      return std::lexicographical_compare(left.begin(), left.end(), right.begin(), right.end());
+      const auto order = std::lexicographical_compare_three_way(left.begin(), left.end(),
+                                                                right.begin(), right.end());
+      if (order != 0) return order < 0;
+      return !Empty(tensor, a) && Empty(tensor, b);
     };
     if (!std::is_sorted(begin, end, less)) std::stable_sort(begin, end, less);
   }
@@ -336,13 +359,11 @@ Status Resolver::PlaceChunk(const TensorEntry& tensor, const Objects::Index& ind
       const auto at = out_.OffsetsOf(tensor, chunk);
       return std::lexicographical_compare(at.begin(), at.end(), key.begin(), key.end());
     };
-    auto found = std::lower_bound(begin, end, wanted, before);
-    for (; found != end; ++found) {
-      const auto at = out_.OffsetsOf(tensor, *found);
-      if (!std::equal(at.begin(), at.end(), wanted.begin())) break;
+    const auto found = std::lower_bound(begin, end, wanted, before);
+    if (found != end && std::ranges::equal(out_.OffsetsOf(tensor, *found), wanted)) {
+      // Parts without elements may begin where another part does, or where others of them do.
+      if (Empty(tensor, *found)) return {};
       StoredExtent& place = out_.chunks[tensor.first_chunk + *found];
-      // Parts without elements may begin where another part does.
-      if (Empty(tensor, *found)) continue;
       if (place.offset != kNowhere) {
         return Refuse("'", tensor.name, "': the chunk at ", ShapeToString(wanted),
                       " has two places");
@@ -350,9 +371,6 @@ Status Resolver::PlaceChunk(const TensorEntry& tensor, const Objects::Index& ind
       place = extent;
       return {};
     }
-    const bool empty = found != begin && Empty(tensor, *(found - 1)) &&
-                       std::ranges::equal(out_.OffsetsOf(tensor, *(found - 1)), wanted);
-    if (empty) return {};
   }
   return Refuse("'", tensor.name, "': storage_data has a place at ", ShapeToString(wanted),
                 ", where no chunk begins");
@@ -373,6 +391,36 @@ Status Resolver::CheckPlaces() const {
   return {};
 }
 
+// A name is made of its path, so that all paths have about as much text as the names.
+Result<std::vector<PathElement>> Resolver::PathOf(std::string_view name, PackedValue value) {
+  const auto elements = values_.SequenceOf(value);
+  if (!elements) return Refuse("planner_data of '", name, "' is not a path");
+  if (elements->size() > kMaxPathElements) {
+    return Refuse("planner_data of '", name, "' has ", elements->size(),
+                  " elements, and the path of a state dict at most ", kMaxPathElements);
+  }
+  std::vector<PathElement> path;
+  size_t bytes = 0;
+  for (const PackedValue element : *elements) {
+    const auto text = values_.StringOf(element);
+    const auto index = values_.IntOf(element);
+    if (!text && !index) return Refuse("planner_data of '", name, "' is not a path");
+    bytes += text.value_or("").size();
+    if (bytes > kMaxPathText) {
+      return Refuse("planner_data of '", name, "' has more than ", kMaxPathText,
+                    " bytes of text, and the path of a state dict at most as many");
+    }
+    path.push_back(text ? PathElement{std::string(*text), false}
+                        : PathElement{std::to_string(*index), true});
+  }
+  paths_ += bytes + path.size();
+  if (paths_ > kPathsPerName * names_ + kPathsAlways) {
+    return Refuse("the paths of planner_data are more than ", kPathsPerName,
+                  " times as long as the names that are made of them");
+  }
+  return path;
+}
+
 Status Resolver::AddPaths(Items paths) {
   for (size_t i = 0; i < paths.size(); i += 2) {
     if (!values_.StringOf(paths[i]))
@@ -381,19 +429,8 @@ Status Resolver::AddPaths(Items paths) {
           "an entry");
     const auto entry = entries_.find(values_.StringNumber(paths[i]));
     if (entry == entries_.end()) continue;
-    const auto elements = values_.SequenceOf(paths[i + 1]);
-    if (!elements)
-      return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
-    std::vector<PathElement> path;
-    for (const PackedValue element : *elements) {
-      const auto text = values_.StringOf(element);
-      const auto index = values_.IntOf(element);
-      if (!text && !index) {
-        return Refuse("planner_data of '", *values_.StringOf(paths[i]), "' is not a path");
-      }
-      path.push_back(text ? PathElement{std::string(*text), false}
-                          : PathElement{std::to_string(*index), true});
-    }
+    CKPT_ASSIGN_OR_RETURN(std::vector<PathElement> path,
+                          PathOf(*values_.StringOf(paths[i]), paths[i + 1]));
     out_.has_paths = true;
     const bool object = (entry->second & kObject) != 0;
     auto& all = object ? out_.object_paths : out_.tensor_paths;

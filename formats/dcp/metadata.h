@@ -11,7 +11,8 @@
 //   TensorStorageMetadata{ properties, size, chunks: [ ChunkStorageMetadata{ offsets, sizes } ] }
 //   MetadataIndex{ fqn [, offset] [, index] }      _StorageInfo{ relative_path, offset, length }
 //
-// A chunk costs about 60 bytes, so that millions of them fit.  The proof that chunks cover
+// A chunk costs about 60 bytes, so that millions of them fit.  Lists of chunks and paths that
+// the pickle mentions more than once are copied each time, and bounded by what a file can need.  The proof that chunks cover
 // a tensor is elsewhere (core/state/assembler.h).
 //
 // Thread safety: immutable once read.
@@ -36,6 +37,10 @@ namespace ckptfs::dcp {
 
 // Larger files are refused: about ten million chunks.
 inline constexpr uint64_t kMaxMetadataBytes = uint64_t{2} << 30;
+
+// Longer paths of planner_data are not a state dict's, and are refused.
+inline constexpr size_t kMaxPathElements = 1024;
+inline constexpr size_t kMaxPathText = size_t{16} << 10;  // bytes
 
 // Bytes [offset, offset + length) of files[file].
 struct StoredExtent {

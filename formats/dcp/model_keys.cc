@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
 #include "core/state/model_choice.h"
 
 namespace ckptfs::dcp {
@@ -69,9 +73,18 @@ class Candidates {
     tensors_[at->second].push_back(tensor);
   }
 
+  // The path of a tensor; none where its key was not made of it.
+  const std::vector<PathElement>& PathOf(size_t tensor) const {
+    static const std::vector<PathElement> none;
+    const auto& path = metadata_.tensor_paths[tensor];
+    const bool made = path.size() < 2 ||
+                      metadata_.tensors[tensor].name.starts_with(StrCat(Container(path), "."));
+    return made ? path : none;
+  }
+
   void AddDicts() {
     for (const size_t tensor : keys_.tensors) {
-      const auto& path = metadata_.tensor_paths[tensor];
+      const auto& path = PathOf(tensor);
       const std::string& key = metadata_.tensors[tensor].name;
       if (path.size() > 1) {
         Add(Container(path), Made::kDict, tensor);
@@ -86,30 +99,31 @@ class Candidates {
 
   // Entries of the dicts that are not tensors.
   void AddOthers() {
-    std::map<std::string, std::set<std::string, std::less<>>> entries;
-    const auto add = [&](const std::vector<PathElement>& path, std::string_view key) {
-      if (path.empty()) {
-        entries[""].emplace(FirstWord(key));
-        return;
-      }
+    std::map<size_t, std::set<std::string_view>> entries;  // by candidate
+    const auto add = [&](std::string_view above, std::string_view entry) {
+      const auto known = by_key_.find(above);
+      if (known != by_key_.end()) entries[known->second].insert(entry);
+    };
+    const auto add_path = [&](const std::vector<PathElement>& path, std::string_view key) {
+      if (path.empty()) add("", FirstWord(key));
       std::string above;
       for (const PathElement& element : path) {
-        if (!element.text.ends_with("_extra_state")) entries[above].insert(element.text);
-        above += StrCat(above.empty() ? "" : ".", element.text);
+        if (!element.text.ends_with("_extra_state")) add(above, element.text);
+        if (!above.empty()) above += '.';
+        above += element.text;
       }
     };
-    for (const size_t i : keys_.objects) add(metadata_.object_paths[i], metadata_.objects[i].name);
-    for (const size_t i : keys_.tensors) {
-      if (metadata_.tensor_paths[i].size() > 1)
-        add(metadata_.tensor_paths[i], metadata_.tensors[i].name);
+    for (const size_t i : keys_.objects) {
+      add_path(metadata_.object_paths[i], metadata_.objects[i].name);
     }
-    for (size_t i = 0; i < all_.size(); ++i) {
-      const auto found = entries.find(all_[i].key);
-      if (found == entries.end()) continue;
-      std::set<std::string, std::less<>> own;
-      for (const auto& tensor : all_[i].tensors) own.insert(tensor.name);
-      all_[i].others = static_cast<size_t>(std::ranges::count_if(
-          found->second, [&](const std::string& entry) { return !own.contains(entry); }));
+    for (const size_t i : keys_.tensors) {
+      if (const auto& path = PathOf(i); path.size() > 1) add_path(path, metadata_.tensors[i].name);
+    }
+    for (const auto& [candidate, others] : entries) {
+      std::set<std::string_view> own;
+      for (const auto& tensor : all_[candidate].tensors) own.insert(tensor.name);
+      all_[candidate].others = static_cast<size_t>(std::ranges::count_if(
+          others, [&](std::string_view entry) { return !own.contains(entry); }));
     }
   }
 
@@ -118,7 +132,7 @@ class Candidates {
     std::set<std::string> made;
     for (const size_t tensor : keys_.tensors) {
       const std::string& key = metadata_.tensors[tensor].name;
-      if (metadata_.tensor_paths[tensor].size() > 1) continue;
+      if (PathOf(tensor).size() > 1) continue;
       size_t dot = key.find('.');
       for (int depth = 0; depth < 2 && dot != std::string::npos; ++depth) {
         const std::string before = key.substr(0, dot);
@@ -133,16 +147,20 @@ class Candidates {
     }
   }
 
-  // Dicts of dicts, all that is below one.
+  // Dicts of dicts, all that is below one.  No more are made than kMaxDerived, so that the
+  // first kMaxDerived above a dict are enough.
   void AddUnions() {
-    std::map<std::string, std::vector<size_t>> below;
-    for (size_t i = 0; i < all_.size(); ++i) {
-      const std::string& key = all_[i].key;
+    std::vector<std::string> keys;  // those of all_ move while unions are added
+    for (const ModelCandidate& candidate : all_) keys.push_back(candidate.key);
+    std::map<std::string_view, std::vector<size_t>> below;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::string_view key = keys[i];
       if (all_[i].made != Made::kDict || key.empty()) continue;
       below[""].push_back(i);
-      for (size_t dot = key.rfind('.'); dot != std::string::npos;
-           dot = dot == 0 ? key.npos : key.rfind('.', dot - 1)) {
+      size_t dot = key.find('.', 1);
+      for (size_t n = 0; n < kMaxDerived && dot != key.npos; ++n) {
         below[key.substr(0, dot)].push_back(i);
+        dot = key.find('.', dot + 1);
       }
     }
     size_t made = 0;
@@ -150,16 +168,21 @@ class Candidates {
       if (by_key_.contains(key) || ++made > kMaxDerived) continue;
       for (const size_t i : members) {
         const std::vector<size_t> tensors = tensors_[i];
-        for (const size_t tensor : tensors) Add(key, Made::kDerived, tensor);
+        for (const size_t tensor : tensors) Add(std::string(key), Made::kDerived, tensor);
       }
     }
   }
 
+  // By names without those of wrappers: a module may be saved with another wrapper (DDP,
+  // torch.compile) than its optimizer saw.
   void CountTrained() {
+    std::set<std::string> names;
+    for (const auto& owner : keys_.owners) names.insert(NormaliseName(owner));
+    if (names.empty()) return;
     for (ModelCandidate& candidate : all_) {
-      candidate.trained =
-          static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
-            return keys_.owners.contains(tensor.name);
+      candidate.trained = static_cast<size_t>(
+          std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+            return names.contains(NormaliseName(tensor.name));
           }));
     }
   }
@@ -168,7 +191,7 @@ class Candidates {
   const KeysBeside& keys_;
   std::vector<ModelCandidate> all_;
   std::vector<std::vector<size_t>> tensors_;
-  std::map<std::string, size_t> by_key_;
+  std::map<std::string, size_t, std::less<>> by_key_;
 };
 
 }  // namespace
@@ -185,7 +208,9 @@ Result<FoundModel> FindModel(const DcpMetadata& metadata, const KeysBeside& keys
   const std::string& key = candidates.all()[choice->index].key;
   out.prefix = key.empty() ? "" : key + ".";
   out.tensors = candidates.TensorsOf(choice->index);
-  for (const size_t other : choice->others) out.others.push_back(candidates.all()[other].key);
+  for (const size_t other : choice->others) {
+    out.others.push_back(TrainableModuleOf(candidates.all()[other]));
+  }
   out.why = choice->why;
   return out;
 }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/state/trained_module.h"
 #include "formats/dcp/metadata.h"
 
 namespace ckptfs::dcp {
@@ -40,7 +41,7 @@ struct KeysBeside {
 struct FoundModel {
   std::string prefix;               // of the weights' keys: "model.", ""
   std::vector<size_t> tensors;      // in the file's order; empty: there is no model
-  std::vector<std::string> others;  // keys of what looks like a model, too
+  std::vector<TrainableModule> others;  // what looks like a model, too
   std::string why;                  // it is none of those
 };
 

@@ -406,10 +406,10 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   for (const auto& [key, why] : objects.left_out()) {
     LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", key, "'"), why, ""});
   }
-  for (const std::string& other : keys_.other_models) {
+  for (const TrainableModule& other : keys_.other_models) {
     header.notes.push_back(StrCat("the model is ",
                                   ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",
-                                  keys_.why_model, "); ", ModelKeyText(other),
+                                  keys_.why_model, "); ", ModelKeyText(other.key),
                                   " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {

@@ -28,6 +28,7 @@
 
 #include "core/base/result.h"
 #include "core/state/state_dict.h"
+#include "core/state/trained_module.h"
 #include "formats/dcp/metadata.h"
 
 namespace ckptfs::dcp {
@@ -70,7 +71,7 @@ struct StateKeys {
   };
 
   std::string model;                      // prefix of the weights' keys
-  std::vector<std::string> other_models;  // keys of what looks like one, too
+  std::vector<TrainableModule> other_models;  // what looks like one, too
   std::string why_model;                  // it is none of those
   std::vector<std::string> optimizers;    // prefixes of their keys
   bool flat_optimizer = false;

@@ -41,11 +41,13 @@ Result<PickleRef> SequenceOf(PickleRef root, std::string_view key) {
   return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a list"));
 }
 
-Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
+Result<std::vector<NamedShape>> Shapes(PickleRef dict, CopyBudget& budget) {
   std::vector<NamedShape> out;
   if (!dict.IsDict()) return Fail(ErrorCode::kInvalid, "the shapes of a group are not a dict");
   for (const auto& [key, value] : dict.Items()) {
     const auto name = key.String();
+    CKPT_RETURN_IF_ERROR(budget.Charge(1 + value.size()));
+    CKPT_RETURN_IF_ERROR(budget.ChargeText(key));
     const auto shape = value.AsShape();
     if (!name || !shape) return Fail(ErrorCode::kInvalid, "a parameter's shape is not a shape");
     CKPT_RETURN_IF_ERROR(ElementCount(*shape));
@@ -54,7 +56,7 @@ Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
   return out;
 }
 
-Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
+Status ReadNames(PickleRef root, const TorchFile& file, CopyBudget& budget, ModelStates& out) {
   CKPT_ASSIGN_OR_RETURN(const PickleRef module, DictOf(root, "module"));
   if (module) {
     out.has_module = true;
@@ -66,13 +68,14 @@ Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
   out.names_buffers = static_cast<bool>(buffers);
   for (size_t i = 0; buffers && i < buffers.size(); ++i) {
     const auto name = buffers.at(i).String();
+    CKPT_RETURN_IF_ERROR(budget.Charge(1 + name.value_or("").size()));
     if (!name) return Fail(ErrorCode::kInvalid, "'buffer_names' holds something else than names");
     out.buffers.emplace_back(*name);
   }
   CKPT_ASSIGN_OR_RETURN(const PickleRef groups, SequenceOf(root, "param_shapes"));
   out.has_shapes = static_cast<bool>(groups);
   for (size_t i = 0; out.has_shapes && i < groups.size(); ++i) {
-    CKPT_ASSIGN_OR_RETURN(auto shapes, Shapes(groups.at(i)));
+    CKPT_ASSIGN_OR_RETURN(auto shapes, Shapes(groups.at(i), budget));
     out.groups.push_back(std::move(shapes));
   }
   CKPT_ASSIGN_OR_RETURN(const PickleRef shared, DictOf(root, "shared_params"));
@@ -84,10 +87,10 @@ Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
   return {};
 }
 
-Status ReadFrozen(PickleRef root, const TorchFile& file, ModelStates& out) {
+Status ReadFrozen(PickleRef root, const TorchFile& file, CopyBudget& budget, ModelStates& out) {
   CKPT_ASSIGN_OR_RETURN(const PickleRef frozen, DictOf(root, "frozen_param_shapes"));
   if (frozen) {
-    CKPT_ASSIGN_OR_RETURN(out.frozen, Shapes(frozen));
+    CKPT_ASSIGN_OR_RETURN(out.frozen, Shapes(frozen, budget));
   }
   CKPT_ASSIGN_OR_RETURN(const PickleRef pieces, DictOf(root, "frozen_param_fragments"));
   if (pieces) {
@@ -209,7 +212,8 @@ Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
 
 // ---- stage 0 --------------------------------------------------------------
 
-Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& model) {
+Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, CopyBudget& budget,
+                     ModelStates& model) {
   UnshardedOptimizer out;
   CKPT_ASSIGN_OR_RETURN(const PickleRef flat, SequenceOf(optimizer, "fp32_groups_flat"));
   CKPT_ASSIGN_OR_RETURN(const PickleRef whole, SequenceOf(optimizer, "fp32_groups"));
@@ -228,6 +232,7 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
     out.form = UnshardedOptimizer::Form::kUnfused;
     out.parameter_masters.emplace_back();
     const PickleRef group = whole.at(g);
+    CKPT_RETURN_IF_ERROR(budget.Charge(group.IsSequence() ? group.size() : 0));
     for (size_t i = 0; group.IsSequence() && i < group.size(); ++i) {
       CKPT_ASSIGN_OR_RETURN(FileTensor master,
                             FileTensorOf(group.at(i), file, model.blob, "fp32_groups"));
@@ -272,13 +277,14 @@ Result<ModelStates> ReadRoot(const TorchFile& file, BlobIndex blob,
   }
   CKPT_RETURN_IF_ERROR(ReadCounters(root, out));
   CKPT_RETURN_IF_ERROR(ReadConfig(root, out));
-  CKPT_RETURN_IF_ERROR(ReadFrozen(root, file, out));
+  CopyBudget budget(file.tree());
+  CKPT_RETURN_IF_ERROR(ReadFrozen(root, file, budget, out));
   out.sharded = HasShardedOptimizer(root);
   if (const PickleRef shapes = root["param_shapes"]; shapes && !shapes.IsNone()) {
     CKPT_ASSIGN_OR_RETURN(out.shapes, DigestOfValue(shapes));
   }
   if (wanted.names) {
-    CKPT_RETURN_IF_ERROR(ReadNames(root, file, out));
+    CKPT_RETURN_IF_ERROR(ReadNames(root, file, budget, out));
     InferBuffers(out);
     if (const PickleRef info = root["universal_checkpoint_info"]; info && info.IsDict()) {
       CKPT_ASSIGN_OR_RETURN(ShardingInfo parsed, ParseShardingInfo(info));
@@ -287,7 +293,7 @@ Result<ModelStates> ReadRoot(const TorchFile& file, BlobIndex blob,
     ReadVariables(root["args"], out.variables);
     const PickleRef optimizer = root["optimizer"];
     if (optimizer && optimizer.IsDict()) {
-      CKPT_RETURN_IF_ERROR(ReadUnsharded(optimizer, file, out));
+      CKPT_RETURN_IF_ERROR(ReadUnsharded(optimizer, file, budget, out));
     }
   }
   if (wanted.documents) CKPT_RETURN_IF_ERROR(KeepDocuments(root, file, out));

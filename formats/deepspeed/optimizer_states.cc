@@ -28,8 +28,17 @@ constexpr std::array<std::string_view, 12> kOptimizerStructure = {"base_optimize
                                                                   "ds_zero_partition_groups",
                                                                   "base_optimizer_state_step"};
 
-Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key) {
+// One file, as it is read once.
+struct Input {
+  const TorchFile& file;
+  const RankKey& rank;
+  bool keep;  // groups and documents too
+  CopyBudget budget;
+};
+
+Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key, CopyBudget& budget) {
   std::vector<uint64_t> out;
+  CKPT_RETURN_IF_ERROR(budget.Charge(list && list.IsSequence() ? list.size() : 0));
   for (size_t i = 0; list && list.IsSequence() && i < list.size(); ++i) {
     const auto number = list.at(i).Int();
     if (!number || *number < 0) {
@@ -41,11 +50,13 @@ Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key) {
 }
 
 // A dict as a pickle, without one key.
-Result<std::string> PrintWithout(PickleRef dict, std::string_view without) {
+Result<std::string> PrintWithout(PickleRef dict, std::string_view without, CopyBudget& budget) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : dict.Items()) {
     if (key.String() == without) continue;
+    CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
+    CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);
     items.emplace_back(name, builder.Copy(value));
   }
@@ -53,16 +64,18 @@ Result<std::string> PrintWithout(PickleRef dict, std::string_view without) {
   return PrintPickle(std::move(builder).Finish(root));
 }
 
-Status ReadLayout(PickleRef zero, OptimizerStates& out) {
+Status ReadLayout(PickleRef zero, CopyBudget& budget, OptimizerStates& out) {
   if (const auto count = zero["partition_count"].Int()) {
     if (*count < 1) return Fail(ErrorCode::kInvalid, "'partition_count' is not positive");
     out.partition_count = {static_cast<uint64_t>(*count)};
   } else {
-    CKPT_ASSIGN_OR_RETURN(out.partition_count, Numbers(zero["partition_count"], "partition_count"));
+    CKPT_ASSIGN_OR_RETURN(out.partition_count,
+                          Numbers(zero["partition_count"], "partition_count", budget));
   }
   const PickleRef paddings = zero["param_alignment_paddings"];
   for (size_t i = 0; paddings && paddings.IsSequence() && i < paddings.size(); ++i) {
-    CKPT_ASSIGN_OR_RETURN(auto members, Numbers(paddings.at(i), "param_alignment_paddings"));
+    CKPT_ASSIGN_OR_RETURN(auto members,
+                          Numbers(paddings.at(i), "param_alignment_paddings", budget));
     if (std::all_of(members.begin(), members.end(), [](uint64_t n) { return n == 0; })) {
       members.clear();
     }
@@ -152,8 +165,7 @@ PickleRef StateOf(PickleRef states, size_t i) {
   return states.AtInt(static_cast<int64_t>(i));
 }
 
-Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
-                      OptimizerStates& out) {
+Status ReadPartitions(PickleRef masters, PickleRef states, Input& in, OptimizerStates& out) {
   if (!masters || !masters.IsSequence()) {
     return Fail(ErrorCode::kInvalid, out.stage == 3 ? "no 'fp32_flat_groups' list"
                                                     : "no 'single_partition_of_fp32_groups' list");
@@ -162,9 +174,9 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
     const PickleRef state = StateOf(states, i);
     PartitionStates partition;
     if (state) {
-      CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, out.blob));
+      CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, in.file, out.blob, in.budget));
     }
-    CKPT_ASSIGN_OR_RETURN(partition.master, FileTensorOf(masters.at(i), file, out.blob,
+    CKPT_ASSIGN_OR_RETURN(partition.master, FileTensorOf(masters.at(i), in.file, out.blob,
                                                          StrCat("master partition ", i)));
     out.partitions.push_back(std::move(partition));
   }
@@ -176,29 +188,31 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
 }
 
 // States that no partition can be cut from go into documents of this rank.
-Status KeepOpaque(PickleRef states, const TorchFile& file, const RankKey& rank,
-                  OptimizerStates& out) {
+Status KeepOpaque(PickleRef states, Input& in, OptimizerStates& out) {
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     for (const std::string& name : out.partitions[i].opaque) {
       const PickleRef state = StateOf(states, i);
-      CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
-                                                          StrCat("dp", rank.dp, "_mp", rank.mp),
-                                                          state[name], file, out.blob));
+      CKPT_RETURN_IF_ERROR(in.budget.ChargeDeep(state[name]));
+      CKPT_ASSIGN_OR_RETURN(
+          Document document,
+          DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
+                     StrCat("dp", in.rank.dp, "_mp", in.rank.mp), state[name], in.file, out.blob));
       out.opaque.push_back(std::move(document));
     }
   }
   return {};
 }
 
-Status KeepDocuments(PickleRef zero, const TorchFile& file, OptimizerStates& out) {
+Status KeepDocuments(PickleRef zero, Input& in, OptimizerStates& out) {
   for (const auto& [key, value] : zero.Items()) {
     const auto name = key.String();
     if (!name || std::find(kOptimizerStructure.begin(), kOptimizerStructure.end(), *name) !=
                      kOptimizerStructure.end()) {
       continue;
     }
+    CKPT_RETURN_IF_ERROR(in.budget.ChargeDeep(value));
     CKPT_ASSIGN_OR_RETURN(Document document,
-                          DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob));
+                          DocumentOf(StrCat(kZeroPrefix, *name), "", value, in.file, out.blob));
     out.documents.push_back(std::move(document));
   }
   return {};
@@ -232,8 +246,7 @@ std::optional<int64_t> StageOf(PickleRef value) {
   return found - std::begin(kNames);
 }
 
-Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file, const RankKey& rank,
-                  bool keep, OptimizerStates& out) {
+Status ReadZero12(PickleRef root, PickleRef zero, Input& in, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
   const auto stage = StageOf(zero["zero_stage"]);
   if (out.trimmed && (!stage || *stage < 1 || *stage > 2)) {
@@ -244,8 +257,9 @@ Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file, const R
   if (!base) return Fail(ErrorCode::kInvalid, "no 'base_optimizer_state'");
   out.elastic = base.IsSequence();
   const PickleRef states = out.elastic ? base : base["state"];
-  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, out));
-  CKPT_ASSIGN_OR_RETURN(const auto paddings, Numbers(zero["group_paddings"], "group_paddings"));
+  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["single_partition_of_fp32_groups"], states, in, out));
+  CKPT_ASSIGN_OR_RETURN(const auto paddings,
+                        Numbers(zero["group_paddings"], "group_paddings", in.budget));
   for (size_t i = 0; out.trimmed && i < out.partitions.size() && i < paddings.size(); ++i) {
     out.partitions[i].padding = paddings[i];
   }
@@ -253,50 +267,48 @@ Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file, const R
     const MomentumForm form = FormOf(root, out.elastic ? PickleRef() : base["param_groups"], i);
     CKPT_RETURN_IF_ERROR(SortStates(i, form, out.partitions[i]));
   }
-  if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, rank, out));
-  if (keep && !out.elastic) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
+  if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, in, out));
+  if (in.keep && !out.elastic) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.budget));
   }
   return {};
 }
 
-Status ReadZero3(PickleRef zero, const TorchFile& file, const RankKey& rank, bool keep,
-                 OptimizerStates& out) {
+Status ReadZero3(PickleRef zero, Input& in, OptimizerStates& out) {
   out.stage = 3;
   const PickleRef base = zero["optimizer_state_dict"];
-  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, out));
+  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], in, out));
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     CKPT_RETURN_IF_ERROR(SortStates(i, MomentumForm::kElements, out.partitions[i]));
   }
-  if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, rank, out));
-  if (keep && base) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
+  if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], in, out));
+  if (in.keep && base) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.budget));
   }
   return {};
 }
 
-Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob, const RankKey& rank,
-                                 bool keep) {
+Result<OptimizerStates> ReadRoot(Input in, BlobIndex blob) {
   OptimizerStates out;
-  out.file = file.name();
+  out.file = in.file.name();
   out.blob = blob;
-  const PickleRef root = file.root();
+  const PickleRef root = in.file.root();
   const PickleRef zero = root["optimizer_state_dict"];
   if (!zero || !zero.IsDict()) {
     return Fail(ErrorCode::kInvalid, "no 'optimizer_state_dict': not a DeepSpeed optimizer file");
   }
   CKPT_RETURN_IF_ERROR(RefuseUnknownLayouts(root, zero));
-  CKPT_RETURN_IF_ERROR(ReadLayout(zero, out));
+  CKPT_RETURN_IF_ERROR(ReadLayout(zero, in.budget, out));
   if (zero["fp32_flat_groups"]) {
-    CKPT_RETURN_IF_ERROR(ReadZero3(zero, file, rank, keep, out));
+    CKPT_RETURN_IF_ERROR(ReadZero3(zero, in, out));
   } else {
-    CKPT_RETURN_IF_ERROR(ReadZero12(root, zero, file, rank, keep, out));
+    CKPT_RETURN_IF_ERROR(ReadZero12(root, zero, in, out));
   }
   if (const auto version = root["ds_version"].String()) out.ds_version = *version;
   if (const PickleRef config = root["ds_config"]) {
     CKPT_ASSIGN_OR_RETURN(out.ds_config, DigestOfValue(config));
   }
-  if (keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, file, out));
+  if (in.keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, in, out));
   return out;
 }
 
@@ -304,21 +316,23 @@ Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob, const Ra
 
 Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
                                             const RankKey& rank, bool keep) {
-  auto out = ReadRoot(file, blob, rank, keep);
+  auto out = ReadRoot({file, rank, keep, CopyBudget(file.tree())}, blob);
   if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;
 }
 
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups) {
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, CopyBudget& budget) {
   std::vector<HyperGroup> groups;
   for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {
     const PickleRef group = param_groups.at(i);
     if (!group.IsDict()) return Fail(ErrorCode::kInvalid, "a 'param_groups' entry is not a dict");
     HyperGroup out;
-    CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintWithout(group, "params"));
+    CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintWithout(group, "params", budget));
+    CKPT_RETURN_IF_ERROR(budget.ChargeText(group["name"]));
     if (const auto name = group["name"].String()) out.name = *name;
     out.experts = group["moe"].Bool().value_or(false);
     const PickleRef members = group["params"];
+    CKPT_RETURN_IF_ERROR(budget.Charge(members && members.IsSequence() ? members.size() : 0));
     for (size_t k = 0; members && members.IsSequence() && k < members.size(); ++k) {
       out.members.push_back(members.at(k).Int().value_or(-1));
     }
@@ -352,10 +366,12 @@ bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& param
 }
 
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob,
-                                      OtherTensors others) {
+                                      CopyBudget& budget, OtherTensors others) {
   PartitionStates out;
   if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is not a dict");
+  CKPT_RETURN_IF_ERROR(budget.Charge(state.size()));
   for (const auto& [key, value] : state.Items()) {
+    CKPT_RETURN_IF_ERROR(budget.ChargeText(key));
     const auto name = key.String();
     if (!name && others == OtherTensors::kOpaque) {
       out.opaque.push_back(key.Int() ? std::to_string(*key.Int()) : "?");

@@ -19,6 +19,7 @@
 #include "core/base/digest.h"
 #include "core/model/step_model.h"
 #include "formats/deepspeed/names.h"
+#include "formats/torch/pickle/copy_budget.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
 
@@ -89,11 +90,12 @@ struct OptimizerStates {
 Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
                                             const RankKey& rank, bool keep);
 
-// The pieces that stage 0 shares.
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);
+// The pieces that stage 0 shares.  `budget`: of the file, for what is copied per mention.
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, CopyBudget& budget);
 // Tensors that are not plain ones (quantised, sparse) are kInvalid, or opaque.
 enum class OtherTensors : uint8_t { kRefused, kOpaque };
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob,
+                                      CopyBudget& budget,
                                       OtherTensors others = OtherTensors::kRefused);
 // Digest of a value as our printer prints it, equal strings taken for one.
 Result<Digest> DigestOfValue(PickleRef value);

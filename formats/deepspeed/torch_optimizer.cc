@@ -27,7 +27,7 @@ std::map<std::string, int64_t> NumberNames(PickleRef groups, TorchOptimizer& out
   return numbers;
 }
 
-void ReadNames(PickleRef groups, TorchOptimizer& out) {
+Status ReadNames(PickleRef groups, CopyBudget& budget, TorchOptimizer& out) {
   for (size_t g = 0; g < out.groups.size(); ++g) {
     out.names.emplace_back();
     const PickleRef given = groups.at(g)["param_names"];
@@ -35,10 +35,12 @@ void ReadNames(PickleRef groups, TorchOptimizer& out) {
     for (size_t i = 0; i < out.groups[g].members.size(); ++i) {
       const auto key = members.at(i).String();
       const auto name = key ? key : given && given.IsSequence() ? given.at(i).String() : key;
+      CKPT_RETURN_IF_ERROR(budget.Charge(name.value_or("").size()));
       if (name) out.names.back().emplace_back(*name);
     }
     if (out.names.back().size() != out.groups[g].members.size()) out.names.back().clear();
   }
+  return {};
 }
 
 std::string KeyText(PickleRef key) {
@@ -74,9 +76,10 @@ void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
 Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file, BlobIndex blob) {
   TorchOptimizer out;
   const PickleRef groups = dict["param_groups"];
-  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups));
+  CopyBudget budget(file.tree());
+  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, budget));
+  CKPT_RETURN_IF_ERROR(ReadNames(groups, budget, out));
   const std::map<std::string, int64_t> numbers = NumberNames(groups, out);
-  ReadNames(groups, out);
   LeaveOutUnknown(dict, out);
   const PickleRef states = dict["state"];
   if (!states) return out;
@@ -99,7 +102,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
       continue;
     }
     CKPT_ASSIGN_OR_RETURN(PartitionStates state,
-                          ReadStateDict(value, file, blob, OtherTensors::kOpaque));
+                          ReadStateDict(value, file, blob, budget, OtherTensors::kOpaque));
     out.states.emplace(*number, std::move(state));
     out.values.emplace(*number, value);
   }

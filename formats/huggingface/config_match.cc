@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "core/base/strings.h"
+#include "core/io/root.h"
 #include "formats/huggingface/module_names.h"
+#include "formats/huggingface/names.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs::huggingface {
 namespace {
@@ -96,15 +101,40 @@ std::string ClassOf(const ConfigFacts& facts) {
   return facts.model_type.empty() ? "its architecture" : facts.model_type;
 }
 
+bool IsWeights(const std::string& path) {
+  const auto found = ChooseWeights(std::vector{std::string(LastComponent(path))});
+  return found && *found && !(*found)->index && !(*found)->adapter;
+}
+
+bool IsShard(const std::string& path) {
+  return ShardNumberOf(LastComponent(path)).has_value();
+}
+
 }  // namespace
 
+ConfigSource CarriedConfigOf(const StepModel& step, const ConfigFacts& facts) {
+  std::set<std::pair<uint32_t, std::string>> configs, weights;  // their directories
+  for (const Blob& blob : step.blobs) {
+    const std::pair place{blob.root, ParentPath(blob.path)};
+    if (LastComponent(blob.path) == kModelConfig) configs.insert(place);
+    const bool named = !facts.weights.empty() && LastComponent(blob.path) == facts.weights;
+    if (named || IsWeights(blob.path) || IsShard(blob.path)) weights.insert(place);
+  }
+  const bool together =
+      std::ranges::any_of(configs, [&](const auto& place) { return weights.contains(place); });
+  return step.framework == "huggingface" && together ? ConfigSource::kWithWeights
+                                                     : ConfigSource::kElsewhere;
+}
+
 Result<std::vector<std::string>> MatchConfig(const StepModel& step, const ConfigFacts& facts,
-                                             std::span<const ShownTensor> tensors) {
+                                             std::span<const ShownTensor> tensors,
+                                             ConfigSource source) {
   std::vector<std::string> lines;
   const std::string class_name = facts.architectures.empty() ? "" : facts.architectures.front();
   CKPT_ASSIGN_OR_RETURN(const auto wanted,
                         FindModuleNames(ModuleNamesText(), class_name, facts.model_type));
   if (!wanted || !facts.quantisation.empty()) {
+    if (source == ConfigSource::kWithWeights) return lines;
     lines.push_back(StrCat("names are not compared: ckptfs does not know how ", ClassOf(facts),
                            facts.quantisation.empty() ? "" : ", quantised,",
                            " calls its tensors; from_pretrained tells which tensors it misses"));
@@ -117,6 +147,9 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
     }
   }
   const NamesFound found = CompareNames(*wanted, names, facts.tied.value_or(true));
+  const bool nothing =
+      !wanted->base_alone && found.ignored.size() + found.not_loaded.size() >= names.size();
+  if (source == ConfigSource::kWithWeights && !nothing) return lines;
   if (!found.not_loaded.empty()) {
     return RefuseConfig(StrCat("from_pretrained of transformers 5.23 takes ",
                                FirstOf(found.not_loaded), ", as modules of ", ClassOf(facts),

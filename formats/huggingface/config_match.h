@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,10 +20,23 @@
 
 namespace ckptfs::huggingface {
 
+// Who wrote the config.json that is shown.
+enum class ConfigSource : uint8_t {
+  kWithWeights,  // it lies beside weights whose files are called as save_pretrained calls them
+  kElsewhere,    // it lies above them, or beside a file of a script; or the user gives it
+};
+
+// The source of the config.json that the step carries.
+ConfigSource CarriedConfigOf(const StepModel& step, const ConfigFacts& facts);
+
+// Transformers loads what it saved itself, with names that nobody else knows; so of weights that lie
+// with their config.json only those are refused of which it would load nothing.
+//
 // Lines of what from_pretrained takes no notice of, as View::LeftOut has them; one that says that
 // nothing was compared where the architecture is not known.  kUnsupported where it would begin
 // tensors with random values, or fail.
 Result<std::vector<std::string>> MatchConfig(const StepModel& step, const ConfigFacts& facts,
-                                             std::span<const ShownTensor> tensors);
+                                             std::span<const ShownTensor> tensors,
+                                             ConfigSource source);
 
 }  // namespace ckptfs::huggingface

@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/model_choice.h"
+#include "core/state/trained_module.h"
 #include "formats/huggingface/torch_state.h"
 
 namespace ckptfs::huggingface {
@@ -52,7 +53,7 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
                   ""};
   }
   for (const std::string& twin : weights.twins) {
-    if (IsAverageKey(twin) || averages.contains(twin)) continue;
+    if (IsAverageKey(twin) || IsCopyKey(twin) || averages.contains(twin)) continue;
     return Reason{StrCat("'", twin, "' has the names and shapes of ", ModelKeyText(weights.model),
                          ", and nothing tells which of the two the optimizer trains"),
                   ""};
@@ -107,6 +108,7 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
       leave_out(what, *why);
     } else {
       out.dict = part.value;
+      out.key = part.key;
       if (weights == nullptr && !part.key.empty()) LeaveOutBeside(root, part.key, out);
     }
   }

@@ -19,6 +19,7 @@ namespace ckptfs::huggingface {
 
 struct OptimizerChoice {
   PickleRef dict;                 // `state` and `param_groups`; empty if none is taken
+  std::string key;                // where that stands in its file
   std::vector<LeftOut> left_out;  // the optimizers that are not
 };
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
 
 namespace ckptfs::huggingface {
 namespace {
@@ -58,10 +59,11 @@ ModelCandidate::Tensor TensorOf(std::string_view name, PickleRef value) {
   return out;
 }
 
-// Names that an optimizer's groups or its states' keys say.
-void AddNames(PickleRef optimizer, std::set<std::string, std::less<>>& names) {
+// Adds the names that an optimizer's groups or its states' keys say, without those of wrappers:
+// the module may have been saved with another wrapper (DDP, torch.compile) than the optimizer saw.
+void AddNames(PickleRef optimizer, std::set<std::string>& names) {
   const auto add = [&](PickleRef value) {
-    if (const auto name = value.String()) names.emplace(*name);
+    if (const auto name = value.String()) names.insert(NormaliseName(*name));
   };
   const PickleRef groups = optimizer["param_groups"];
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -210,11 +212,13 @@ void TorchState::AddUnions() {
 }
 
 void TorchState::CountTrained() {
-  std::set<std::string, std::less<>> names;
+  std::set<std::string> names;
   for (const Part& optimizer : optimizers_) AddNames(optimizer.value, names);
   for (ModelCandidate& candidate : candidates_) {
-    candidate.trained = static_cast<size_t>(std::ranges::count_if(
-        candidate.tensors, [&](const auto& tensor) { return names.contains(tensor.name); }));
+    candidate.trained = static_cast<size_t>(
+        std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+          return names.contains(NormaliseName(tensor.name));
+        }));
   }
 }
 
@@ -307,7 +311,11 @@ Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   const auto own = Sorted(chosen);
   for (const size_t other : choice->others) {
     search.parts.emplace(candidates_[other].key, Kind::kModel);
-    if (Sorted(candidates_[other]) == own) out.twins.push_back(candidates_[other].key);
+    if (Sorted(candidates_[other]) == own) {
+      out.twins.push_back(candidates_[other].key);
+    } else {
+      out.modules.push_back(TrainableModuleOf(candidates_[other]));
+    }
   }
   for (const auto& [key, first] : second_) {
     const auto part = search.parts.find(first);

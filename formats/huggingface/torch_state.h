@@ -26,6 +26,7 @@
 
 #include "core/base/result.h"
 #include "core/state/model_choice.h"
+#include "core/state/trained_module.h"
 #include "formats/torch/pickle_value.h"
 
 namespace ckptfs::huggingface {
@@ -54,6 +55,8 @@ class TorchState {
     // around these the largest that hold none of them.
     std::vector<Part> beside;
     std::vector<std::string> twins;  // models of the same names and shapes
+    // Models of others, whose tensors an optimizer may train, too.
+    std::vector<TrainableModule> modules;
     std::string why;                 // it is none of the others
   };
   // `asked`: --model.  kUnsupported, kInvalid as ChooseModel; a file whose model is a pickled

@@ -190,12 +190,11 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, CheckStep(step, layout, *models.config()));
   CKPT_RETURN_IF_ERROR(shown->CheckNames());
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors, huggingface::ShowTensors(*shown));
-  // Transformers loads again what it saved with its config, whatever the names.
   auto tree = std::make_shared<ViewTree>(shown);
-  if (step.framework != "huggingface" || own.config() == nullptr) {
-    CKPT_ASSIGN_OR_RETURN(auto lines, huggingface::MatchConfig(step, facts, tensors));
-    for (std::string& line : lines) tree->LeaveOut(std::move(line));
-  }
+  const auto source = own.config() == nullptr ? huggingface::ConfigSource::kElsewhere
+                                              : huggingface::CarriedConfigOf(step, facts);
+  CKPT_ASSIGN_OR_RETURN(auto lines, huggingface::MatchConfig(step, facts, tensors, source));
+  for (std::string& line : lines) tree->LeaveOut(std::move(line));
   CKPT_ASSIGN_OR_RETURN(const auto wholes, huggingface::WholeFilesOf(step, tensors));
   CKPT_RETURN_IF_ERROR(AddWeights(shown, ShardsOf(std::move(tensors), wholes), wholes, *tree));
   AddModelFiles(*shown, models, *tree);

@@ -153,6 +153,7 @@ Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobInd
   AddBeside(model, file, blob, out);
   out.model = std::move(model.key);
   out.twins = std::move(model.twins);
+  out.modules = std::move(model.modules);
   return out;
 }
 

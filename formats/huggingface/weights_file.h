@@ -19,6 +19,7 @@
 #include "core/io/root.h"
 #include "core/model/left_out.h"
 #include "core/model/step_model.h"
+#include "core/state/trained_module.h"
 #include "formats/torch/file_tensor.h"
 
 namespace ckptfs::huggingface {
@@ -38,6 +39,7 @@ struct WeightsFile {
   std::vector<std::string> left_out;           // entries that are not tensors
   std::string model;                           // of a torch file: the key of its state_dict
   std::vector<std::string> twins;              // keys of dicts of the same names and shapes
+  std::vector<TrainableModule> modules;        // other models beside it
   std::vector<LeftOut> beside;                 // parts of a torch file that are not taken
   std::vector<Document> documents;             // parts that are
   Digest frame;                                // of a torch file (core/blob/frame.h)

@@ -91,7 +91,7 @@ class WriteWatch::Kernel {
  private:
   Kernel();
   bool Register(const Extent& extent) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static std::vector<Extent> SharedMappings();
+  static std::vector<Extent> FileMappings();
 
   const pid_t process_ = getpid();
   const uintptr_t page_ = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -140,13 +140,13 @@ bool WriteWatch::Kernel::Protect(const Extent& extent) {
 
 bool WriteWatch::Kernel::Register(const Extent& extent) {
   if (refused_.contains({extent.begin, extent.end})) return false;
-  const auto overlaps = [&](const Extent& shared) {
-    return shared.begin < extent.end && extent.begin < shared.end;
+  const auto overlaps = [&](const Extent& mapping) {
+    return mapping.begin < extent.end && extent.begin < mapping.end;
   };
   uffdio_register asked{};
   asked.range = {extent.begin, extent.end - extent.begin};
   asked.mode = UFFDIO_REGISTER_MODE_WP;
-  if (!std::ranges::any_of(SharedMappings(), overlaps) &&
+  if (!std::ranges::any_of(FileMappings(), overlaps) &&
       ioctl(fault_.get(), UFFDIO_REGISTER, &asked) == 0) {
     return true;
   }
@@ -154,19 +154,22 @@ bool WriteWatch::Kernel::Register(const Extent& extent) {
   return false;
 }
 
-// Reads /proc/self/maps, whose lines of shared mappings begin "BEGIN-END rwxs".
-std::vector<WriteWatch::Extent> WriteWatch::Kernel::SharedMappings() {
+// Returns the mappings whose pages change without a write of this process: shared ones, and private
+// ones of files, of which a page that was not written yet is the file's.  Reads /proc/self/maps,
+// whose lines are "BEGIN-END rwxs OFFSET DEVICE INODE PATH"; the inode of memory without a file
+// is 0.
+std::vector<WriteWatch::Extent> WriteWatch::Kernel::FileMappings() {
   std::vector<Extent> found;
   const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"),
                                                    &std::fclose);
   char* line = nullptr;
   size_t room = 0;
   while (maps && getline(&line, &room, maps.get()) > 0) {
-    unsigned long begin = 0, end = 0;
+    unsigned long begin = 0, end = 0, inode = 0;
     char kind = 0;
-    if (std::sscanf(line, "%lx-%lx %*c%*c%*c%c", &begin, &end, &kind) == 3 && kind == 's') {
-      found.push_back({begin, end});
-    }
+    const bool told =
+        std::sscanf(line, "%lx-%lx %*c%*c%*c%c %*x %*s %lu", &begin, &end, &kind, &inode) == 4;
+    if (told && (kind == 's' || inode != 0)) found.push_back({begin, end});
   }
   std::free(line);
   return found;

@@ -6,8 +6,9 @@
 // Linux 6.7).  Nobody's write fails or waits for us; the first one to a page costs a fault.
 //
 // Not watched: the first and the last page of a range unless all of it belongs to the range
-// (others may write beside it); memory that other processes or devices write, too (shared
-// mappings); any memory where the kernel or a sandbox refuses.  Covers() says what is.
+// (others may write beside it); memory that changes without a write of this process (shared
+// mappings, and private mappings of files); any memory where the kernel or a sandbox refuses.
+// Covered() says what is.
 //
 // Thread safety: all methods may be called concurrently, also of watches of the same memory.
 // Lifetime: the end lifts the protection that is left; so does the process's.

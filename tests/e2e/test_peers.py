@@ -4,6 +4,7 @@ is a bridge, each with one rank of a job, and a store that takes no tensors."""
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 from daemon import BIN, wait_until
@@ -104,6 +105,16 @@ class Machines:
         for node in self.nodes:
             wait_until(lambda n=node: n.memory() == [str(step)], f'{step} in memory at {node.name}: '
                        f'{json.dumps(node.snapshots())}', node.daemon)
+
+    def dcp_load(self, node, step, world):
+        """What DCP says that loads the step in memory on a node, cut over so many ranks."""
+        reader = os.path.join(os.path.dirname(__file__), 'peer_dcp_reader.py')
+        truth = os.path.join(self.trainer.folder, f'truth-{step}.pt')
+        done = subprocess.run(
+            [*node.enter(), sys.executable, reader, node.ckptfs.store, truth, str(world), '29511'],
+            capture_output=True, text=True, env={**os.environ, 'CKPTFS_BIN': os.path.abspath(BIN)}, timeout=300,
+            check=False)
+        return done.stdout.split() if done.returncode == 0 else done.stderr
 
     def assert_equal(self, node, step):
         """What a node's mount shows is what was saved, in other layouts than the job's."""
@@ -252,6 +263,8 @@ def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
     job.kill()
     assert helper.recover() == 'job/memory/0'
     two.assert_equal(helper, 0)
+    for world in (1, 2):
+        assert two.dcp_load(helper, 0, world) == ['equal'] * world
     assert durable_steps(ckptfs) == []
     done = subprocess.run([*helper.enter(), os.path.abspath(BIN), 'mount', '--store', ckptfs.store, '--protect', 'copy',
                            '--foreground', helper.mountpoint], capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ named. And transformers' own loader beside a config.json of another model.
 """
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -201,6 +202,32 @@ def test_names_of_another_model_are_not_offered_to_transformers(llama, ckptfs, t
         os.path.join(daemon.step_of(mount, 'own', 'step-10'), 'view', 'tp1', 'huggingface'), output_loading_info=True)
     assert not any(loading.values()), loading
     assert all(torch.equal(v, truth[k]) for k, v in model.state_dict().items())
+
+
+def test_a_config_of_another_module_is_not_believed(llama, ckptfs, tmp_path):
+    """It lies above accelerate's step, or beside a script's file, or beside weights of which transformers loads none."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+    truth = torch.load(os.path.join(llama, 'truth.pt'))
+    wrapped = {f'lm.{k}': v for k, v in truth.items()}
+    for name, state in {'own': truth, 'other': wrapped}.items():
+        for place in ('file', 'above', 'beside'):
+            shutil.copytree(os.path.join(llama, 'config'), tmp_path / name / place)
+        torch.save({'model': state}, tmp_path / name / 'file' / 'ckpt.pt')
+        (tmp_path / name / 'above' / 'step_3').mkdir()
+        for weights in ('above/step_3', 'beside'):
+            save_file(state, tmp_path / name / weights / 'model.safetensors', metadata={'format': 'pt'})
+        for place in ('file/ckpt.pt', 'above/step_3', 'beside'):
+            ckptfs.adopt(tmp_path / name / place, f'{name}-{place.split("/")[0]}')
+    mount = ckptfs.mount()
+    for place in ('file', 'above', 'beside'):
+        view = os.path.join(daemon.step_of(mount, f'own-{place}'), 'view', 'tp1', 'huggingface')
+        model = AutoModelForCausalLM.from_pretrained(view)
+        assert all(torch.equal(v, truth[k]) for k, v in model.state_dict().items()), place
+        view = os.path.join(daemon.step_of(mount, f'other-{place}'), 'view', 'tp1')
+        assert 'huggingface' not in os.listdir(view), place
+        said = json.loads(ckptfs.run('explain', view, '--json').stdout)['formats']['huggingface']
+        assert 'LlamaForCausalLM' in said and 'lm.' in said, said
 
 
 def test_a_given_config_settles_the_rules_of_the_family(llama, ckptfs):

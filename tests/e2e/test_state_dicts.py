@@ -30,6 +30,7 @@ PLAIN = {name: tensor.clone() for name, tensor in MODEL.items()}  # without torc
 SEED = torch.get_rng_state()
 DDP = nn.Module()
 DDP.module = MODULE
+COMPILED = {f'_orig_mod.{name}': tensor for name, tensor in MODEL.items()}
 
 
 class Pickled(nn.Module):
@@ -63,6 +64,9 @@ TAKEN = {
                   'optimizer': OPTIMIZER.state_dict(), 'param_schedulers': [{'last_step': 3}]}, MODEL, (), ('left out',)),
     'fairseq': ({'args': None, 'cfg': {'a': 1}, 'model': MODEL, 'criterion': None, 'optimizer_history': [{'num_updates': 3}],
                  'task_state': {}, 'extra_state': {'x': 1}, 'last_optimizer_state': OPTIMIZER.state_dict()}, MODEL, (), ('left out',)),
+    'ddp_and_ema': ({'model': DDP.state_dict(), 'model_ema': EMA, 'optimizer': OPTIMIZER.state_dict()}, DDP.state_dict(),
+                    ("'model_ema'", '--model KEY'), ()),
+    'compiled_and_ema': ({'model': COMPILED, 'ema': EMA, 'optimizer': OPTIMIZER.state_dict()}, COMPILED, ("'ema'", '--model KEY'), ()),
     'student': ({'student': MODEL, 'teacher': EMA}, MODEL, ("'teacher'", '--model KEY'), ()),
     'statistics': ({'policy': MODEL, 'normalizer': {'mean': torch.zeros(16), 'std': torch.ones(16)}}, MODEL, (), ('left out',)),
     'own_optimizer': ({'model': MODEL, 'optim': {'moments': {'a': torch.ones(3)}}}, MODEL, ("'optim'",), ()),
@@ -70,7 +74,9 @@ TAKEN = {
     'bare': (MODEL, MODEL, (), ('left out',)),
     'the_same_twice': ({'model': MODEL, 'state_dict': MODEL}, MODEL, (), ()),
 }
-TRAINED = ('loss', 'top', 'timm', 'mmengine', 'fairseq')  # their optimizers are taken
+# Their optimizers are taken, of parameters with these words before their names.
+TRAINED = {**dict.fromkeys(('loss', 'top', 'timm', 'mmengine', 'fairseq'), ''),
+           'ddp_and_ema': 'module.', 'compiled_and_ema': '_orig_mod.'}
 
 REFUSED = {
     'gan': ({'generator': MODEL, 'discriminator': OTHER}, ("'generator', 'discriminator'", '--model KEY')),
@@ -124,7 +130,7 @@ def test_the_state_dict_is_the_model(adopted, form):
         assert optimizer == {}
         return
     for number, (name, _) in enumerate(MODULE.named_parameters()):
-        assert torch.equal(optimizer[f'exp_avg/{name}'], OPTIMIZER.state_dict()['state'][number]['exp_avg'])
+        assert torch.equal(optimizer[f'exp_avg/{TRAINED[form]}{name}'], OPTIMIZER.state_dict()['state'][number]['exp_avg'])
 
 
 @pytest.mark.parametrize('form', REFUSED)

@@ -27,15 +27,24 @@ TEST(ReplicaDigestTest, OfLittleMemoryEveryByteCounts) {
   }
 }
 
-// One byte of much is seen in one of as many steps as there is more than is looked at.
-TEST(ReplicaDigestTest, OfMuchMemoryEveryByteCountsAfterSomeSteps) {
-  std::vector<std::string> memory{std::string(2 * kReplicaBytes, 'a'),
-                                  std::string(kReplicaBytes, 'b')};
-  std::vector<std::string> other = memory;
-  ++other[1][kReplicaBytes / 2 + 5];
-  int seen = 0;
-  for (uint64_t step = 10; step < 13; ++step) seen += Of(memory, step) != Of(other, step) ? 1 : 0;
-  EXPECT_EQ(seen, 1);
+// One byte of much is seen at one save of as many as there is more than is looked at, whichever
+// steps a job saves.
+TEST(ReplicaDigestTest, OfMuchMemoryEveryByteCountsAfterSomeSaves) {
+  const std::vector<std::string> memory{std::string(2 * kReplicaBytes, 'a'),
+                                        std::string(kReplicaBytes, 'b')};
+  std::vector<std::vector<std::string>> others(3, memory);
+  for (size_t window = 0; window < 3; ++window) ++others[window][1][4096 * window + 5];
+  for (const uint64_t every : {1, 3, 100}) {
+    std::vector<int> seen(3);
+    for (uint64_t save = 0; save < 15; ++save) {
+      const Digest whole = Of(memory, save * every);
+      int of_save = 0;
+      for (size_t window = 0; window < 3; ++window)
+        of_save += Of(others[window], save * every) != whole ? ++seen[window] > 0 : 0;
+      EXPECT_EQ(of_save, 1);
+    }
+    for (const int times : seen) EXPECT_GT(times, 0) << every;
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/base/descriptor.h"
@@ -155,6 +156,21 @@ TEST_F(WriteWatchTest, SharedMemoryIsNotCovered) {
   const auto watch = WriteWatch::Begin(both);
   EXPECT_TRUE(watch->Covered(shared.All()).empty());
   EXPECT_FALSE(watch->Covered(own.All()).empty());
+}
+
+// A page that was not written is the file's, and changes with that.
+TEST_F(WriteWatchTest, PrivateMemoryOfAFileIsNotCovered) {
+  std::string path = testing::TempDir() + "write_watch.XXXXXX";
+  const Descriptor file(mkostemp(path.data(), O_CLOEXEC));
+  ASSERT_TRUE(file.valid());
+  unlink(path.c_str());
+  ASSERT_EQ(ftruncate(file.get(), 4 * kPage), 0);
+  void* const mapped =
+      mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  const HostBytes bytes{static_cast<const std::byte*>(mapped), 4 * kPage};
+  EXPECT_TRUE(Watch(bytes)->Covered(bytes).empty());
+  munmap(mapped, 4 * kPage);
 }
 
 TEST_F(WriteWatchTest, MemoryThatWasUnmappedIsTakenForWritten) {

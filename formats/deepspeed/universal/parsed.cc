@@ -228,7 +228,8 @@ Result<OptimizerState> ReadOptimizer(const TagFiles& files, size_t sub_groups) {
   const PickleRef groups = !out.by_sub_group && root["param_groups"] ? root["param_groups"]
                            : stage3                                  ? stage3["param_groups"]
                                                                      : PickleRef();
-  auto hyper = ReadHyperGroups(groups);
+  CopyBudget budget(file.tree());
+  auto hyper = ReadHyperGroups(groups, budget);
   if (!hyper) return Fail(std::move(hyper).error().WithContext(file.name()));
   out.groups = *std::move(hyper);
   if (out.by_sub_group && stage3) {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares what ranks are said to hold alike, by a digest of the bytes that a rank holds.
 
-It looks at a part of large states, at other places in each step: after some steps it has seen
-all of them.  Replicas that are trained apart (local SGD, a step within no_sync()) differ nearly
+It looks at a part of large states, at places that each step chooses as if by chance, whichever
+steps a job saves.  Replicas that are trained apart (local SGD, a step within no_sync()) differ nearly
 everywhere.
 """
+import hashlib
 from typing import List, Sequence, Tuple
 
 import torch
@@ -29,7 +30,8 @@ def _windows(plain: torch.Tensor, step: int) -> torch.Tensor:
     if size <= WINDOWS * WIDTH:
         return flat
     apart = size // WINDOWS
-    first = step * WIDTH % (apart - WIDTH + 1)
+    chance = hashlib.blake2b(step.to_bytes(8, 'little'), digest_size=8).digest()
+    first = int.from_bytes(chance, 'little') % (apart - WIDTH + 1)
     return flat.as_strided((WINDOWS, WIDTH), (apart, 1), flat.storage_offset() + first).reshape(-1)
 
 

@@ -39,5 +39,20 @@ TEST(LeftOutTest, ReasonsAreBoundedAndNoneIsLost) {
   EXPECT_EQ(counted, kAll + 1);
 }
 
+TEST(LeftOutTest, TheLastReasonIsNotSaidOfOthers) {
+  StepModel step;
+  for (size_t i = 0; i < kMaxLeftOutReasons; ++i) {
+    LeaveOut(step, State("'a" + std::to_string(i) + "'", std::to_string(i)));
+  }
+  EXPECT_EQ(LeftOutText(step.left_out.back()), "left out: 'a31': 31; give more");
+  LeaveOut(step, State("'b'", "32"));
+  LeaveOut(step, State("'c'", "31"));
+  LeaveOut(step, State("'d'", "0"));
+  ASSERT_EQ(step.left_out.size(), kMaxLeftOutReasons);
+  EXPECT_EQ(LeftOutText(step.left_out.back()),
+            "left out: 'a31' and 2 more: they have different reasons, too many to list");
+  EXPECT_EQ(LeftOutText(step.left_out.front()), "left out: 'a0' and 1 more: 0; give more");
+}
+
 }  // namespace
 }  // namespace ckptfs

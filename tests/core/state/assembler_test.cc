@@ -248,6 +248,31 @@ TEST(CoverageTest, HostileSeriesAreRefused) {
   EXPECT_FALSE(prove({0, 2, 0, 2, 4, 0, 0, 0, 0, DType::kF32}));
 }
 
+// Each is compared with none of the others: so many would take minutes.
+TEST(AssemblerTest, AliasesAreKeptOnceInTheirOrder) {
+  Fixture f({});
+  ASSERT_TRUE(f.assembler.SetInline(f.atom, std::string(4, '\0'), false));
+  constexpr int kNames = 100'000;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = kNames; i > 0; --i) f.assembler.AddAlias(std::to_string(i), f.parameter);
+  }
+  const auto model = std::move(f.assembler).Finish();
+  ASSERT_TRUE(model) << model.error().message;
+  ASSERT_EQ(model->aliases.size(), size_t{kNames});
+  EXPECT_EQ(model->aliases.front().name, std::to_string(kNames));
+  EXPECT_EQ(model->aliases.back().name, "1");
+}
+
+TEST(AssemblerTest, AnAliasOfTwoParametersIsRefused) {
+  Fixture f({});
+  ASSERT_TRUE(f.assembler.SetInline(f.atom, std::string(4, '\0'), false));
+  Parameter other;
+  other.name = "v";
+  f.assembler.AddAlias("tied", f.parameter);
+  f.assembler.AddAlias("tied", *f.assembler.AddParameter(other));
+  EXPECT_THAT(f.Refusal(), HasSubstr("alias 'tied' stands for two parameters"));
+}
+
 TEST(AssemblerTest, FilesStayInsideTheRoot) {
   const TemporaryDirectory root;
   const TemporaryDirectory outside;

@@ -133,6 +133,17 @@ TEST(OwnershipTest, ShapesProveWhereTheyLeaveOneWay) {
   for (const Case& one : cases) Check(one);
 }
 
+// One optimizer of a model and of a criterion, whose weight has the shape of a frozen layer.
+TEST(OwnershipTest, AShapeOfAnotherModuleProvesNothing) {
+  const std::vector<OwnableParameter> criterion = {{"weight", {4, 2}}};
+  const std::vector<std::vector<OptimizerMember>> groups = {{Of({2, 3}), Of({2}), Of({4, 2})}};
+  OwnershipQuestion question{kOwnShapes, groups, {}, {}, {}, {}};
+  EXPECT_EQ(DecideOwners(question).value().why, "");
+  question.elsewhere = criterion;
+  EXPECT_THAT(DecideOwners(question).value().why,
+              HasSubstr("belong to 'b.weight' or to 'weight' of another module"));
+}
+
 TEST(OwnershipTest, MembersThatNeverHadAGradient) {
   const std::vector<OwnableParameter> three = {{"a", {2}}, {"b", {3}}, {"c", {3}}};
   const std::vector<Case> cases = {

@@ -215,6 +215,13 @@ TEST(LivesTest, AGreaterIterationOfAnEarlierTimeIsToldToo) {
   EXPECT_FALSE(Choose(steps, Step(2, 35), IsThere).doubt);
 }
 
+TEST(LivesTest, ASaveOfAnotherLifeThanTheFirstLeavesNoDoubt) {
+  const std::vector<StepRecord> steps = {Step(10, 10), Step(20, 20), Step(10, 30, 1)};
+  const LifeChoice choice = Choose(steps, Step(20, 40), IsThere);
+  EXPECT_EQ(choice.life, 1u);
+  EXPECT_FALSE(choice.doubt);
+}
+
 TEST(LivesTest, WhatIsAdoptedLaterIsOfTheLifeInWhichItWasSaved) {
   const std::vector<StepRecord> steps = {Step(3, 10), Step(6, 20),
                                          Adopted("checkpoint-3-1", 3, 30, 1)};

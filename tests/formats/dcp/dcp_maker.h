@@ -79,6 +79,7 @@ struct MadeEntry {
   std::string dtype = "float32";
   Shape shape;
   std::vector<MadeChunk> chunks;  // of an object: its place
+  size_t mentions = 1;            // how often the list of chunks has each
 };
 
 class DcpMaker {
@@ -200,7 +201,8 @@ class MetadataPickler {
     for (const MadeChunk& chunk : entry.chunks) {
       const NodeId offsets = builder_.Size(chunk.offsets);
       const NodeId sizes = builder_.Size(chunk.sizes);
-      chunks.push_back(Make("ChunkStorageMetadata", {{"offsets", offsets}, {"sizes", sizes}}));
+      const NodeId made = Make("ChunkStorageMetadata", {{"offsets", offsets}, {"sizes", sizes}});
+      chunks.insert(chunks.end(), entry.mentions, made);
     }
     const NodeId size = builder_.Size(entry.shape);
     const NodeId list = builder_.List(std::move(chunks));

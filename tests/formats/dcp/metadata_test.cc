@@ -116,6 +116,44 @@ TEST(DcpMetadataTest, MemoryIsBounded) {
   EXPECT_THAT(Refusal(bytes + "N."), HasSubstr("not a Metadata"));
 }
 
+// Each of a chunk's mentions would be a chunk of its own.
+TEST(DcpMetadataTest, ChunksMentionedOftenAreRefused) {
+  DcpMaker made = Small();
+  made.entries[0].mentions = 1000;
+  EXPECT_THAT(Refusal(made.Metadata()), HasSubstr("'model.a': with it the tensors have more than"));
+}
+
+// Ranks that have nothing of a tensor say so each, and share one place.
+TEST(DcpMetadataTest, ChunksWithoutElementsNeedNoPlaceOfTheirOwn) {
+  DcpMaker made;
+  MadeEntry entry{"bias", {}, true, "float32", {2}, {}};
+  entry.chunks.push_back({{0}, {2}, "y", 7, 1});
+  for (int i = 0; i < 100; ++i) entry.chunks.push_back({{2}, {0}, "x", 0, 1});
+  made.entries.push_back(entry);
+  const auto read = Parse(made.Metadata());
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->tensors[0].chunk_count, 101u);
+  EXPECT_EQ(read->chunks[0].offset, 7u);
+}
+
+TEST(DcpMetadataTest, PathsAreAStateDictsAndAboutAsLongAsTheNames) {
+  const auto refusal = [](const std::vector<std::string>& path, int entries) {
+    DcpMaker made;
+    const std::string archive = NumberArchive(1);
+    for (int i = 0; i < entries; ++i) made.AddObject(StrCat("k", i), archive, "x", path);
+    return Refusal(made.Metadata());
+  };
+  const std::vector<std::string> longest(kMaxPathElements, "a");
+  std::vector<std::string> longer = longest;
+  longer.emplace_back("a");
+  EXPECT_EQ(refusal(longest, 1), "taken");
+  EXPECT_THAT(refusal(longer, 1), HasSubstr("planner_data of 'k0' has 1025 elements"));
+  EXPECT_EQ(refusal({std::string(kMaxPathText, 'a')}, 1), "taken");
+  EXPECT_THAT(refusal({std::string(kMaxPathText, 'a'), "b"}, 1), HasSubstr("bytes of text"));
+  EXPECT_EQ(refusal(longest, 300), "taken");
+  EXPECT_THAT(refusal(longest, 1000), HasSubstr("4 times as long as the names"));
+}
+
 TEST(DcpMetadataTest, EveryTruncationIsRefused) {
   const std::string whole = Small().Metadata();
   for (size_t i = 0; i < whole.size(); ++i) {

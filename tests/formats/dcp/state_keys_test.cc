@@ -14,6 +14,7 @@ namespace ckptfs::dcp {
 namespace {
 
 using testing::ElementsAre;
+using testing::Field;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -107,7 +108,7 @@ TEST(StateKeysTest, AveragesAndOtherModelsAreNotWeights) {
   EXPECT_EQ(State().Module({"ema", "model"}).Module({}).Said(), StrCat("<>", kModel));
   const auto keys = State().Module({"critic"}).Module({"model"}).Read();
   ASSERT_TRUE(keys);
-  EXPECT_THAT(keys->other_models, ElementsAre("critic"));
+  EXPECT_THAT(keys->other_models, ElementsAre(Field(&TrainableModule::key, "critic")));
   EXPECT_THAT(State().Module({"actor"}).Module({"critic"}).Said(), HasSubstr("'actor', 'critic'"));
   EXPECT_EQ(State().Module({"actor"}).Module({"critic"}).Said("critic"),
             StrCat("<critic.>", kModel));

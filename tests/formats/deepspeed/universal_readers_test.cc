@@ -163,6 +163,31 @@ TEST(UniversalReadersTest, ZerosAreNotMadeUpForAStateThatAWholeGroupLacks) {
   EXPECT_THAT(Answer(step, "dp2_zero3"), HasSubstr("'momentum_buffer'"));
 }
 
+// A parameter without a gradient has no state; one that lacks a part of them lost it.
+TEST(UniversalReadersTest, ZerosAreNotMadeUpForAStateThatWasLost) {
+  const TinyStep tiny({});
+  const auto without = [&](std::vector<std::string_view> kinds) {
+    StepModel step = tiny.model();
+    for (Atom& atom : step.atoms) {
+      const bool first = step.parameter(atom.parameter).name == "embed.weight";
+      if (first && std::ranges::find(kinds, atom.kind) != kinds.end()) atom.kind = "grad";
+    }
+    step.BuildIndex();
+    return step;
+  };
+  StepModel never = without({"exp_avg", "exp_avg_sq", "step"});
+  for (const char* layout : {"zero1", "dp2_zero3"}) {
+    EXPECT_EQ(Answer(never, layout), "yes");
+    EXPECT_THAT(Answer(without({"exp_avg"}), layout),
+                HasSubstr("'embed.weight' has other states, so it did not begin at zero"));
+    EXPECT_THAT(Answer(without({"exp_avg", "exp_avg_sq"}), layout), HasSubstr("has other states"));
+  }
+  LeaveOut(never, {LeftOutPart::kOptimizer, "states of 'embed.weight'", "they are a list", ""});
+  for (const char* layout : {"zero1", "dp2_zero3"}) {
+    EXPECT_THAT(Answer(never, layout), HasSubstr("left out (states of 'embed.weight')"));
+  }
+}
+
 TEST(UniversalReadersTest, MomentumOfWholeParametersIsNotCutForRanks) {
   TinyStepOptions options;
   options.groups = 2;

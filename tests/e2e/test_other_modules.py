@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A saved state with several modules and optimizers: a model's moments are those of its own optimizer, or none."""
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from daemon import step_of
+
+
+def layers(*sizes):
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+
+
+def trained(*modules, named=False):
+    """An optimizer of these modules' parameters, after three steps."""
+    parameters = [item for module in modules for item in (module.named_parameters() if named else module.parameters())]
+    optimizer = torch.optim.AdamW(parameters, lr=.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum(p.square().sum() * (i + 1) for module in modules for i, p in enumerate(module.parameters())).backward()
+        optimizer.step()
+    return optimizer
+
+
+def moments(module, optimizer):
+    return {f'{kind}/{name}': optimizer.state[p][kind] for name, p in module.named_parameters()
+            for kind in ('exp_avg', 'exp_avg_sq') if p in optimizer.state}
+
+
+torch.manual_seed(0)
+SMALL, HEAD, LARGE = layers(16, 32, 10), nn.Linear(32, 10), layers(10, 32, 16, 2)
+EVEN, OTHER, LONGER, TWIN = layers(16, 16, 10), layers(16, 16, 1), layers(16, 16, 10, 2), layers(16, 16, 10)
+BODY, CRITERION = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 10, bias=False)), nn.Linear(32, 10, bias=False)
+OF = {name: trained(module) for name, module in
+      {'head': HEAD, 'large': LARGE, 'even': EVEN, 'other': OTHER, 'twin': TWIN, 'small': SMALL}.items()}
+OF_NAMES = {'other': trained(OTHER, named=True), 'longer': trained(LONGER, named=True), 'even': trained(EVEN, named=True)}
+OF_BOTH = trained(BODY[0], CRITERION)
+
+# name: (what torch.save is given, the model, its moments, more words of adopt, what adopt says)
+TORCH = {
+    'probe': ({'model': SMALL.state_dict(), 'head': HEAD.state_dict(), 'optimizer': OF['head'].state_dict()}, SMALL, {}, (),
+              "optimizer of 'head'"),
+    'probe_by_names': ({'model': EVEN.state_dict(), 'predictor': OTHER.state_dict(), 'optimizer': OF_NAMES['other'].state_dict()},
+                       EVEN, {}, (), "optimizer of 'predictor'"),
+    'decoder': ({'encoder': SMALL.state_dict(), 'decoder': LARGE.state_dict(), 'optimizer': OF['large'].state_dict()}, SMALL, {},
+                ('--model', 'encoder'), "optimizer of 'decoder'"),
+    'decoder_by_names': ({'encoder': EVEN.state_dict(), 'decoder': LONGER.state_dict(),
+                          'optimizer': OF_NAMES['longer'].state_dict()}, EVEN, {}, ('--model', 'encoder'), "optimizer of 'decoder'"),
+    'criterion': ({'model': BODY.state_dict(), 'criterion': CRITERION.state_dict(), 'optimizer': OF_BOTH.state_dict()}, BODY, {}, (),
+                  "'criterion'"),
+    'own': ({'model': SMALL.state_dict(), 'head': HEAD.state_dict(), 'optimizer': OF['small'].state_dict()}, SMALL,
+            moments(SMALL, OF['small']), (), ''),
+    'best': ({'model': EVEN.state_dict(), 'best_model': TWIN.state_dict(), 'optimizer': OF_NAMES['even'].state_dict()}, EVEN,
+             moments(EVEN, OF_NAMES['even']), (), ''),
+}
+
+# name: ({key: (module, its optimizer's key and optimizer)}, the model's key, its moments, more words)
+DCP = {
+    'actor_critic': ({'model': (EVEN, 'optim', 'even'), 'critic': (OTHER, 'critic_optim', 'other')}, 'model', True, ()),
+    'critic_alone': ({'model': (EVEN, None, None), 'critic': (OTHER, 'critic_optim', 'other')}, 'model', False, ()),
+    'twin': ({'model': (EVEN, None, None), 'critic': (TWIN, 'critic_optim', 'twin')}, 'model', False, ()),
+    'gan': ({'generator': (EVEN, 'optim_g', 'even'), 'discriminator': (OTHER, 'optim_d', 'other')}, 'generator', True,
+            ('--model', 'generator')),
+    'both_of_a_kind': ({'generator': (EVEN, 'optim_g', 'even'), 'discriminator': (TWIN, 'optim_d', 'twin')}, 'generator', True,
+                       ('--model', 'generator')),
+    'nested': ({'actor.model': (EVEN, 'actor.optim', 'even'), 'critic.model': (OTHER, 'critic.optim', 'other')}, 'actor.model', True,
+               ('--model', 'actor.model')),
+}
+
+
+def put(state, key, value):
+    *above, last = key.split('.')
+    for word in above:
+        state = state.setdefault(word, {})
+    state[last] = value
+
+
+def check(ckptfs, run, model, wanted):
+    view = os.path.join(step_of(ckptfs.mount(), run), 'view', 'tp1', 'rank0')
+    weights = load_file(os.path.join(view, 'model.safetensors'))
+    assert sorted(weights) == sorted(model.state_dict())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    found = load_file(os.path.join(view, 'optimizer.safetensors'))
+    assert sorted(key for key in found if key.startswith('exp_avg')) == sorted(wanted)
+    assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+
+
+@pytest.mark.parametrize('form', TORCH)
+def test_an_optimizer_of_a_torch_file(ckptfs, tmp_path, form):
+    state, model, wanted, words, says = TORCH[form]
+    torch.save(state, tmp_path / 'ckpt.pt')
+    said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=words).stderr
+    check(ckptfs, 'run', model, wanted)
+    assert says in said and ("'optimizer'" in said) == bool(says), said
+
+
+@pytest.mark.parametrize('flat', [False, True])
+@pytest.mark.parametrize('form', DCP)
+def test_an_optimizer_of_a_dcp_directory(ckptfs, tmp_path, form, flat):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+    modules, key, own, words = DCP[form]
+    state = {}
+    for place, (module, optimizer_key, optimizer) in modules.items():
+        if optimizer_key is None:
+            put(state, place, module.state_dict())
+            continue
+        weights, states = get_state_dict(module, OF[optimizer],
+                                         options=StateDictOptions(flatten_optimizer_state_dict=flat))
+        put(state, place, weights)
+        put(state, optimizer_key, states)
+    dcp.save(state, checkpoint_id=str(tmp_path / 'run' / 'step-1'), no_dist=True)
+    said = ckptfs.adopt(tmp_path / 'run', 'run', extra=words).stderr
+    model, _, optimizer = modules[key]
+    check(ckptfs, 'run', model, moments(model, OF[optimizer]) if own else {})
+    others = [optimizer_key for place, (_, optimizer_key, _) in modules.items() if place != key]
+    assert all(f"'{other}" in said for other in others), said
+
+
+def test_two_modules_that_nothing_tells_apart(ckptfs, tmp_path):
+    torch.save({'actor': EVEN.state_dict(), 'critic': TWIN.state_dict(), 'optimizer': OF_NAMES['even'].state_dict()},
+               tmp_path / 'ckpt.pt')
+    said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=('--model', 'actor')).stderr
+    check(ckptfs, 'run', EVEN, {})
+    assert "may as well be the optimizer of 'critic'" in said, said
