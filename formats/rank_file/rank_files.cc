@@ -40,8 +40,8 @@ class RankFilesReader {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
-    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(CheckAlike());
+    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
     CKPT_RETURN_IF_ERROR(DeclareParameters());
