@@ -59,6 +59,18 @@ const std::string& ObjectReader::KeyOf(KeyedEntry entry) const {
   return entry.object ? metadata.objects[entry.index].name : metadata.tensors[entry.index].name;
 }
 
+// Nothing of an object that is not understood, which is left out alone: it breaks a rule of pickles,
+// or a bound.  A file that cannot be read, or that changed, is an error.
+Result<std::optional<StoredState::Object>> ObjectReader::Open(size_t object) {
+  auto opened = state_.OpenObject(object);
+  if (opened) return std::optional(*std::move(opened));
+  const ErrorCode code = opened.error().code;
+  if (code != ErrorCode::kInvalid && code != ErrorCode::kUnsupported)
+    return Fail(std::move(opened).error());
+  left_out_.emplace(state_.metadata().objects[object].name, std::move(opened).error().message);
+  return std::optional<StoredState::Object>();
+}
+
 Result<std::string> ObjectReader::HyperParameters(const Items& items,
                                                   std::vector<KeyedEntry>& others) {
   PickleBuilder builder;
@@ -66,13 +78,13 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items,
   for (const auto& [key, entry] : items) {
     std::optional<NodeId> value;
     if (entry.object) {
-      CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
-      const PickleRef root = object.file.root();
-      const TensorNode* tensor = root.Tensor();
-      if (tensor == nullptr && object.file.tree().tensors.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
+      const PickleRef root = object ? object->file.root() : PickleRef();
+      const TensorNode* tensor = object ? root.Tensor() : nullptr;
+      if (object && tensor == nullptr && object->file.tree().tensors.empty()) {
         value = builder.Copy(root);
       } else if (tensor != nullptr && tensor->shape.empty()) {
-        CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(root, object.file));
+        CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(root, object->file));
         if (scalar) value = NumberNode(scalar->dtype, scalar->bytes, builder);
       }
     } else {
@@ -98,9 +110,9 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items,
 Result<std::optional<Members>> ObjectReader::MembersOf(KeyedEntry entry) {
   const std::optional<Members> none;
   if (!entry.object) return none;
-  CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
-  const PickleRef list = object.file.root();
-  if (!list.IsSequence()) return none;
+  CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
+  const PickleRef list = object ? object->file.root() : PickleRef();
+  if (!list || !list.IsSequence()) return none;
   Members members;
   for (size_t i = 0; i < list.size(); ++i) {
     const auto name = list.at(i).String();
@@ -114,8 +126,9 @@ Result<std::optional<Members>> ObjectReader::MembersOf(KeyedEntry entry) {
 
 Result<std::optional<ScalarValue>> ObjectReader::Scalar(KeyedEntry entry) {
   if (entry.object) {
-    CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
-    return ScalarOf(object.file.root(), object.file);
+    CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
+    if (!object) return std::optional<ScalarValue>();
+    return ScalarOf(object->file.root(), object->file);
   }
   const TensorEntry& tensor = state_.metadata().tensors[entry.index];
   CKPT_ASSIGN_OR_RETURN(std::string bytes, state_.ReadSmall(entry.index));
@@ -232,19 +245,21 @@ Result<std::optional<NodeId>> ObjectReader::BuildValue(KeyedEntry entry) {
 // cannot have (a sparse tensor, a cycle through a tuple) is left out alone.
 Result<std::optional<NodeId>> ObjectReader::CopyObject(size_t object) {
   const std::string& key = state_.metadata().objects[object].name;
-  CKPT_ASSIGN_OR_RETURN(const StoredState::Object opened, state_.OpenObject(object));
-  const PickleRef root = opened.file.root();
-  if (auto alone = MakeDocument(key, "", root, opened.file, opened.blob); !alone) {
+  CKPT_ASSIGN_OR_RETURN(const auto opened, Open(object));
+  if (!opened) return std::optional<NodeId>();
+  const auto& [file, blob] = *opened;
+  const PickleRef root = file.root();
+  if (auto alone = MakeDocument(key, "", root, file, blob); !alone) {
     left_out_.emplace(key, std::move(alone).error().message);
     return std::optional<NodeId>();
   }
   const std::string prefix = StrCat("object", object, ":");
-  for (const TensorNode& tensor : opened.file.tree().tensors) {
-    CKPT_ASSIGN_OR_RETURN(const FileTensor located, opened.file.Locate(tensor, opened.blob));
+  for (const TensorNode& tensor : file.tree().tensors) {
+    CKPT_ASSIGN_OR_RETURN(const FileTensor located, file.Locate(tensor, blob));
     const uint64_t width = ByteWidth(tensor.dtype);
     storages_.try_emplace(prefix + tensor.storage_key,
                           StorageRecord{located.Stored().offset - tensor.storage_offset * width,
-                                        tensor.storage_elements * width, opened.blob});
+                                        tensor.storage_elements * width, blob});
   }
   const auto number = root.Int();
   if (number && *number > 0 && std::ranges::find(kIterations, key) != kIterations.end()) {

@@ -85,6 +85,7 @@ class ObjectReader {
   void Add(Branch& top, const std::vector<PathElement>& path, KeyedEntry entry);
   Result<Document> MakeOne(std::string_view key, const Branch& branch);
   Result<std::optional<NodeId>> Build(const Branch& branch);
+  Result<std::optional<StoredState::Object>> Open(size_t object);
   Result<std::optional<NodeId>> BuildValue(KeyedEntry entry);
   Result<std::optional<NodeId>> CopyObject(size_t object);
   Result<std::optional<NodeId>> AddTensor(size_t tensor);

@@ -34,6 +34,12 @@ std::optional<uint64_t> Digits(std::string_view text) {
   return all ? std::optional(number) : std::nullopt;
 }
 
+// True if the disk or the process failed, which says nothing of the file.
+bool IsOfDevice(const Result<bool>& asked) {
+  return !asked &&
+         (asked.error().code == ErrorCode::kIo || asked.error().code == ErrorCode::kExhausted);
+}
+
 // The rank of "__3.metadata".
 std::optional<uint64_t> MetadataRank(std::string_view name) {
   if (!name.starts_with("__") || !name.ends_with(kMetadataFile)) return std::nullopt;
@@ -47,12 +53,19 @@ bool IsFileName(std::string_view name) {
          MetadataRank(name);
 }
 
-bool IsPartName(std::string_view name) {
+namespace {
+
+// The number of the model of "pytorch_model_fsdp_1", and of "optimizer_1", which trains that.
+std::optional<uint64_t> ModelNumber(std::string_view name) {
   for (const std::string_view prefix : {"pytorch_model_fsdp_", "optimizer_"}) {
-    if (name.starts_with(prefix) && Digits(name.substr(prefix.size()))) return true;
+    if (name.starts_with(prefix)) return Digits(name.substr(prefix.size()));
   }
-  return false;
+  return std::nullopt;
 }
+
+}  // namespace
+
+bool IsPartName(std::string_view name) { return ModelNumber(name).has_value(); }
 
 bool IsOptimizerPart(std::string_view name) {
   return IsOptimizerWord(name) && name != "opt" && !name.starts_with("model");
@@ -79,7 +92,7 @@ Result<PartFiles> PartOf(const Root& root, const std::string& directory,
   if (out.Any() || safetensors.empty()) return out;
   // A file that is broken, or goes away, is reported by the source that reads it otherwise.
   const auto sharded = IsShard(root, JoinPath(directory, safetensors.front()));
-  if (!sharded && sharded.error().code == ErrorCode::kIo) return Fail(Error(sharded.error()));
+  if (IsOfDevice(sharded)) return Fail(Error(sharded.error()));
   if (sharded && *sharded) out.shards = std::move(safetensors);
   return out;
 }
@@ -116,7 +129,7 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
   }
   if (all.empty()) return out;
   const auto sharded = IsShard(root, JoinPath(directory, all.front()));
-  if (!sharded && sharded.error().code == ErrorCode::kIo) return Fail(Error(sharded.error()));
+  if (IsOfDevice(sharded)) return Fail(Error(sharded.error()));
   if (sharded && *sharded) {
     out.shards = std::move(all);
     return out;
@@ -158,14 +171,29 @@ Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::stri
       [](const PartFiles& part) { return part.metadata || part.data; });
 }
 
+Result<std::vector<PartFiles>> NumberedFolders(const Root& root, const std::string& directory,
+                                               const std::vector<RootEntry>& entries) {
+  return FoldersOf(
+      root, directory, entries, [](const std::string& name) { return IsPartName(name); },
+      [](const PartFiles& part) { return part.Any(); });
+}
+
+// True for a folder of another model than the first: accelerate numbers models as it prepared them,
+// and an optimizer as the model that it trains.
+bool IsOfAnotherModel(const std::vector<PartFiles>& folders, const PartFiles& folder) {
+  return std::ranges::any_of(folders, [&](const PartFiles& one) {
+    return *ModelNumber(one.directory) < *ModelNumber(folder.directory);
+  });
+}
+
 // Folders that a tool names, or all of a row.
 Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& directory,
                                            const std::vector<RootEntry>& entries) {
-  CKPT_ASSIGN_OR_RETURN(
-      std::vector<PartFiles> out,
-      FoldersOf(
-          root, directory, entries, [](const std::string& name) { return IsPartName(name); },
-          [](const PartFiles& part) { return part.Any(); }));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> numbered,
+                        NumberedFolders(root, directory, entries));
+  std::vector<PartFiles> out;
+  std::ranges::copy_if(numbered, std::back_inserter(out),
+                       [&](const PartFiles& one) { return !IsOfAnotherModel(numbered, one); });
   const auto there = [&](const std::string& name) {
     return IsThere(entries, name, EntryKind::kDirectory);
   };
@@ -183,6 +211,19 @@ Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& 
 }
 
 }  // namespace
+
+Result<std::vector<std::string>> FoldersOfOtherModels(const Root& root,
+                                                      const std::string& directory) {
+  std::vector<std::string> out;
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return out;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  CKPT_ASSIGN_OR_RETURN(const auto numbered, NumberedFolders(root, directory, entries));
+  for (const PartFiles& folder : numbered) {
+    if (IsOfAnotherModel(numbered, folder)) out.push_back(folder.directory);
+  }
+  return out;
+}
 
 Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory) {
   std::vector<PartFiles> out;

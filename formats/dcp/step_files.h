@@ -3,7 +3,8 @@
 // StepFiles are the DCP directories that one step consists of: itself, or what a tool puts into
 // it.  The keys tell which of them has the weights.
 //
-//   pytorch_model_fsdp_0/, optimizer_0/   accelerate and transformers' Trainer
+//   pytorch_model_fsdp_0/, optimizer_0/   accelerate and transformers' Trainer: of several models
+//                                         the first
 //   model_and_optim/                      OLMo-core, beside train/rank0.pt
 //   model/, optim/                        NeMo Automodel; model/ may be shards of safetensors
 //   *.safetensors and .metadata           transformers' save_pretrained and, in the same directory,
@@ -48,6 +49,11 @@ Result<PartFiles> ListPart(const Root& root, const std::string& directory);
 
 // The parts of the step that a directory is; empty if it is not a step.
 Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory);
+
+// The folders of a step of several models that are not the first's: "pytorch_model_fsdp_1",
+// "optimizer_1".  ListParts takes the first's alone.
+Result<std::vector<std::string>> FoldersOfOtherModels(const Root& root,
+                                                      const std::string& directory);
 
 // "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.
 bool IsPartName(std::string_view name);

@@ -72,9 +72,7 @@ Result<DcpMetadata> StoredState::ReadPart(const PartFiles& part) {
   if (part.metadata) {
     return ReadMetadataFile(JoinPath(part.directory, std::string(kMetadataFile)));
   }
-  if (!part.shards.empty()) {
-    return ReadShards(*step_.root, BelowStep(part.directory), part.shards, part.whole);
-  }
+  if (!part.shards.empty()) return ReadShardFiles(part);
   std::vector<DcpMetadata> ranks;
   for (size_t rank = 0; rank < part.ranks.size(); ++rank) {
     if (part.ranks[rank] != StrCat("__", rank, kMetadataFile)) {
@@ -99,6 +97,26 @@ Result<DcpMetadata> StoredState::ReadMetadataFile(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(path)));
   CKPT_ASSIGN_OR_RETURN(DcpMetadata metadata, ReadMetadata(*file));
   CKPT_RETURN_IF_ERROR(CheckUnchanged(*file, blob));
+  return metadata;
+}
+
+// Their stamps first, as above.
+Result<DcpMetadata> StoredState::ReadShardFiles(const PartFiles& part) {
+  const auto root = assembler_.AddRoot(RootBelow(step_.root, step_.save));
+  std::vector<BlobIndex> blobs;
+  for (const std::string& shard : part.shards) {
+    const std::string path = JoinPath(part.directory, shard);
+    CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, step_.Prefix() + path));
+    blobs.push_back(blob);
+  }
+  CKPT_ASSIGN_OR_RETURN(
+      DcpMetadata metadata,
+      ReadShards(*step_.root, BelowStep(part.directory), part.shards, part.whole));
+  for (size_t i = 0; i < blobs.size(); ++i) {
+    const std::string path = JoinPath(part.directory, part.shards[i]);
+    CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(path)));
+    CKPT_RETURN_IF_ERROR(CheckUnchanged(*file, blobs[i]));
+  }
   return metadata;
 }
 

@@ -66,6 +66,7 @@ class StoredState {
   Status ReadParts(const std::vector<PartFiles>& parts);
   Result<DcpMetadata> ReadPart(const PartFiles& part);
   Result<DcpMetadata> ReadMetadataFile(const std::string& path);
+  Result<DcpMetadata> ReadShardFiles(const PartFiles& part);
   Status RegisterFiles();
   Status LocateArchives();
   Status LocatePlain();

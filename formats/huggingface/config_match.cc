@@ -87,7 +87,13 @@ Status CheckSizes(const StepModel& step, const ConfigFacts& facts, const ModuleN
     }
   }
   const auto layers = LayersOf(wanted, tensors);
-  if (!layers || !facts.layers || *layers == 0 || *layers >= *facts.layers) return {};
+  if (!layers || !facts.layers || *layers == 0) return {};
+  if (*layers > *facts.layers && *layers - *facts.layers > facts.predictors) {
+    return RefuseConfig(StrCat("config.json has ", *facts.layers, " layers, but the step has ",
+                               *layers, ": from_pretrained would ignore the others"),
+                        "");
+  }
+  if (*layers >= *facts.layers) return {};
   return RefuseConfig(
       StrCat("config.json has ", *facts.layers,
              " layers, but the step "

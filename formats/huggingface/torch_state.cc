@@ -20,6 +20,7 @@ constexpr size_t kMaxContainers = 65536;  // searched at most; a hostile file ma
 constexpr size_t kMaxPath = 1024;
 constexpr size_t kShownKeys = 6;
 constexpr std::string_view kExtraState = "_extra_state";
+constexpr std::string_view kOddKeyText = "(an entry whose key is not a text)";
 
 bool IsTensor(PickleRef value) { return value.Tensor() != nullptr || value.IsOtherTensor(); }
 
@@ -131,7 +132,7 @@ void TorchState::WalkDict(PickleRef dict, const std::string& path, int depth) {
     }
     const auto number = key.Int();
     const std::string word = name ? std::string(*name) : number ? std::to_string(*number) : "";
-    found.left_out.push_back(word);
+    found.left_out.push_back(name || number ? word : std::string(kOddKeyText));
     if (word.ends_with(kExtraState)) continue;
     ++candidate.others;
     if (!word.empty()) inner.emplace_back(word, value);
@@ -290,6 +291,7 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
       visit(std::string(*name), inner);
     }
     if (number) visit(std::to_string(*number), inner);
+    if (!number && !key.String()) out.push_back({path, inner, Kind::kOddKey});
   }
 }
 

@@ -33,7 +33,8 @@ namespace ckptfs::huggingface {
 
 class TorchState {
  public:
-  enum class Kind : uint8_t { kValue, kOptimizer, kModel, kModule };
+  // kOddKey: an entry whose key is neither a text nor a whole number.
+  enum class Kind : uint8_t { kValue, kOptimizer, kModel, kModule, kOddKey };
   // A value and its path, keys and indexes joined by dots.
   struct Part {
     std::string key;

@@ -126,6 +126,11 @@ void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex 
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
                               StrCat("it is a pickled module (", part.value.ClassName(), ")"), ""});
         break;
+      case TorchState::Kind::kOddKey:
+        out.beside.push_back({LeftOutPart::kDocument,
+                              StrCat("an entry of ", ModelKeyText(part.key)),
+                              "its key is neither a text nor a whole number", ""});
+        break;
       case TorchState::Kind::kValue: AddValue(part, file, blob, out);
     }
   }

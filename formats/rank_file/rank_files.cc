@@ -41,8 +41,8 @@ class RankFilesReader {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
-    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(CheckAlike());
+    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
     for (size_t rank = 0; rank < paths_.size(); ++rank) {

@@ -96,6 +96,7 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   facts.weights = TextAt(parsed, "transformers_weights");
   const auto tied = parsed.find("tie_word_embeddings");
   if (tied != parsed.end() && tied->is_boolean()) facts.tied = tied->get<bool>();
+  facts.predictors = NumberAt(parsed, {"num_nextn_predict_layers"}).value_or(0);
   facts.layers = NumberAt(parsed, {"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
   facts.vocabulary = NumberAt(parsed, {"vocab_size"});
   facts.hidden = NumberAt(parsed, {"hidden_size", "n_embd"});

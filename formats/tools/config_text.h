@@ -27,6 +27,7 @@ struct ConfigFacts {
   std::optional<bool> tied;  // tie_word_embeddings
   // Sizes of the config itself, not of its parts, under any of transformers' names for them.
   std::optional<uint64_t> layers;
+  uint64_t predictors = 0;  // layers behind those that predict tokens beyond the next
   std::optional<uint64_t> vocabulary;
   std::optional<uint64_t> hidden;
 };

@@ -252,9 +252,9 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
                         CaptureFile::Make(std::move(capture), options.rank, options.world, &kept));
   job.digests = std::make_shared<TensorDigests>(job.file.TakeDigests());
   kept.Begin(job.attempt, job.digests, job.file.kept(), job.file.bytes());
+  job.proof.Begin(job.file);  // before room is waited for, while a signal's handler may write
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
-  job.proof.Begin(job.file);
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   job.file.SayUnproved(job.proof.unproved_bytes());
   for (size_t i = 0; i < job.chunks.size(); ++i) {
@@ -466,7 +466,11 @@ bool SnapshotWriter::Save(Capture capture, std::optional<std::chrono::millisecon
   MutexLock one(state.save_mutex);
   {
     MutexLock lock(state.mutex);
-    if (state.stopping) return false;
+    if (state.stopping) {
+      ++state.status.saves;
+      state.CountDrop(StrCat("step ", capture.step, ": "), "it was saved after close()");
+      return false;
+    }
   }
   const bool begun =
       state.Begin(std::move(capture), limit ? start + *limit : Clock::time_point::max());

@@ -79,8 +79,10 @@ class WriteWatch::Kernel {
   static Kernel* Get();
 
   Mutex& mutex() { return mutex_; }
-  // Begins to watch it; false if it cannot be.
-  bool Protect(const Extent& extent) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins to watch one of the extents; false if it cannot be.  `places`: where all of them may be
+  // registered, which is read from the kernel when the first has to be.
+  bool Protect(const Extent& extent, std::span<const Extent> all,
+               std::optional<std::vector<Extent>>& places) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the first page that was written.
   std::optional<uintptr_t> FindWritten(const Extent& extent) const;
   std::vector<Extent> AllWritten(const Extent& extent) const;
@@ -90,8 +92,11 @@ class WriteWatch::Kernel {
 
  private:
   Kernel();
-  bool Register(const Extent& extent) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static std::vector<Extent> FileMappings();
+  bool Register(const Extent& extent, const std::vector<Extent>& places)
+      EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Ask(const Extent& extent) const;
+  static std::vector<Extent> OwnMemory();
+  static std::vector<Extent> PlacesOf(std::span<const Extent> all);
 
   const pid_t process_ = getpid();
   const uintptr_t page_ = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -128,37 +133,41 @@ WriteWatch::Kernel* WriteWatch::Kernel::Get() {
   return kernel->works_ ? kernel : nullptr;
 }
 
-bool WriteWatch::Kernel::Protect(const Extent& extent) {
+bool WriteWatch::Kernel::Protect(const Extent& extent, std::span<const Extent> all,
+                                 std::optional<std::vector<Extent>>& places) {
   ScanArgument scan;
   scan.flags = kScanProtect | kScanCheck;
   scan.start = extent.begin;
   scan.end = extent.end;
   scan.category_mask = kIsWritten;
   if (ioctl(pagemap_.get(), kScan, &scan) >= 0) return true;
-  return errno == EPERM && Register(extent) && ioctl(pagemap_.get(), kScan, &scan) >= 0;
+  if (errno != EPERM) return false;
+  if (!places) places = PlacesOf(all);
+  return Register(extent, *places) && ioctl(pagemap_.get(), kScan, &scan) >= 0;
 }
 
-bool WriteWatch::Kernel::Register(const Extent& extent) {
-  if (refused_.contains({extent.begin, extent.end})) return false;
-  const auto overlaps = [&](const Extent& mapping) {
-    return mapping.begin < extent.end && extent.begin < mapping.end;
-  };
+bool WriteWatch::Kernel::Ask(const Extent& extent) const {
   uffdio_register asked{};
   asked.range = {extent.begin, extent.end - extent.begin};
   asked.mode = UFFDIO_REGISTER_MODE_WP;
-  if (!std::ranges::any_of(FileMappings(), overlaps) &&
-      ioctl(fault_.get(), UFFDIO_REGISTER, &asked) == 0) {
-    return true;
-  }
+  return ioctl(fault_.get(), UFFDIO_REGISTER, &asked) == 0;
+}
+
+bool WriteWatch::Kernel::Register(const Extent& extent, const std::vector<Extent>& places) {
+  if (refused_.contains({extent.begin, extent.end})) return false;
+  const auto place = std::ranges::upper_bound(places, extent.begin, {}, &Extent::end);
+  const bool own =
+      place != places.end() && place->begin <= extent.begin && extent.end <= place->end;
+  if (own && (Ask(*place) || Ask(extent))) return true;
   refused_.emplace(extent.begin, extent.end);
   return false;
 }
 
-// Returns the mappings whose pages change without a write of this process: shared ones, and private
-// ones of files, of which a page that was not written yet is the file's.  Reads /proc/self/maps,
-// whose lines are "BEGIN-END rwxs OFFSET DEVICE INODE PATH"; the inode of memory without a file
-// is 0.
-std::vector<WriteWatch::Extent> WriteWatch::Kernel::FileMappings() {
+// Returns the memory whose pages change by writes of this process alone: not shared mappings, nor
+// private ones of files, of which a page that was not written yet is the file's.  Rising; mappings
+// that touch are one.  Reads /proc/self/maps, whose lines are "BEGIN-END rwxs OFFSET DEVICE INODE
+// PATH"; the inode of memory without a file is 0.
+std::vector<WriteWatch::Extent> WriteWatch::Kernel::OwnMemory() {
   std::vector<Extent> found;
   const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"),
                                                    &std::fclose);
@@ -166,13 +175,36 @@ std::vector<WriteWatch::Extent> WriteWatch::Kernel::FileMappings() {
   size_t room = 0;
   while (maps && getline(&line, &room, maps.get()) > 0) {
     unsigned long begin = 0, end = 0, inode = 0;
-    char kind = 0;
-    const bool told =
-        std::sscanf(line, "%lx-%lx %*c%*c%*c%c %*x %*s %lu", &begin, &end, &kind, &inode) == 4;
-    if (told && (kind == 's' || inode != 0)) found.push_back({begin, end});
+    char write = 0, kind = 0;
+    const bool told = std::sscanf(line, "%lx-%lx %*c%c%*c%c %*x %*s %lu", &begin, &end, &write,
+                                  &kind, &inode) == 5;
+    if (!told || write != 'w' || kind != 'p' || inode != 0) continue;
+    if (!found.empty() && found.back().end == begin) {
+      found.back().end = end;
+    } else {
+      found.push_back({begin, end});
+    }
   }
   std::free(line);
   return found;
+}
+
+// The kernel splits a mapping at the ends of what is registered, and a process may have 65,530: so
+// from the first to the last extent in a mapping all is registered at once.  What lies between is
+// not protected.
+std::vector<WriteWatch::Extent> WriteWatch::Kernel::PlacesOf(std::span<const Extent> all) {
+  std::vector<Extent> places;
+  for (const Extent& mapping : OwnMemory()) {
+    std::optional<Extent> place;
+    auto at = std::ranges::lower_bound(all, mapping.begin, {}, &Extent::begin);
+    for (; at != all.end() && at->begin < mapping.end; ++at) {
+      if (at->end > mapping.end) continue;
+      if (!place) place = *at;
+      place->end = std::max(place->end, at->end);
+    }
+    if (place) places.push_back(*place);
+  }
+  return places;
 }
 
 std::optional<uintptr_t> WriteWatch::Kernel::FindWritten(const Extent& extent) const {
@@ -217,6 +249,7 @@ std::unique_ptr<WriteWatch> WriteWatch::Begin(std::span<const HostBytes> memory)
     if (extent.begin < extent.end) given.push_back(extent);
   }
   std::ranges::sort(given, {}, &Extent::begin);
+  std::optional<std::vector<Extent>> places;
   MutexLock lock(kernel->mutex());
   for (const Extent& extent : given) {
     for (WriteWatch* other : kernel->active()) {
@@ -224,7 +257,7 @@ std::unique_ptr<WriteWatch> WriteWatch::Begin(std::span<const HostBytes> memory)
       const auto seen = kernel->AllWritten(extent);
       other->written_.insert(other->written_.end(), seen.begin(), seen.end());
     }
-    if (!kernel->Protect(extent)) continue;
+    if (!kernel->Protect(extent, given, places)) continue;
     if (!watch->extents_.empty() && extent.begin < watch->extents_.back().end) {
       watch->extents_.back().end = std::max(watch->extents_.back().end, extent.end);
       watch->lifts_late_ = true;

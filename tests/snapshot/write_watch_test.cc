@@ -7,9 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -156,6 +159,26 @@ TEST_F(WriteWatchTest, SharedMemoryIsNotCovered) {
   const auto watch = WriteWatch::Begin(both);
   EXPECT_TRUE(watch->Covered(shared.All()).empty());
   EXPECT_FALSE(watch->Covered(own.All()).empty());
+}
+
+// A process may have 65,530 mappings, and the kernel splits one at each end of what it watches.
+TEST_F(WriteWatchTest, ManyTensorsOfOneMappingSplitItOnce) {
+  constexpr size_t kTensors = 200;
+  const Memory memory(3 * kTensors);
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  };
+  std::vector<HostBytes> tensors;
+  for (size_t i = 0; i < kTensors; ++i) {
+    tensors.push_back(memory.From(3 * i * kPage, (3 * i + 1) * kPage));
+  }
+  const auto before = mappings();
+  const auto watch = WriteWatch::Begin(tensors);
+  EXPECT_FALSE(watch->Covered(tensors.back()).empty());
+  EXPECT_LE(mappings(), before + 4);
+  memory.at()[4 * kPage] = 2;  // between two
+  EXPECT_FALSE(watch->FindWritten(memory.All()));
 }
 
 // A page that was not written is the file's, and changes with that.

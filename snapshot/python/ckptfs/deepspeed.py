@@ -120,7 +120,8 @@ class Recorder:
                  if s.updated and s.tensor.nbytes > NUMBER]
         owners = state.share(sizes, world)
         mine = [s for s in whole.storages if owners.get(s.key, 0) == rank]
-        return SavedFile(whole.name, b'' if rank else whole.pickled, mine)
+        shared = [s.tensor for s in sorted(whole.storages, key=lambda s: s.key) if s.key in owners]
+        return SavedFile(whole.name, b'' if rank else whole.pickled, mine, shared, world)
 
     def preserves_storage_sharing(self) -> bool:
         """DeepSpeed need not clone tensors for us."""

@@ -17,7 +17,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
-from . import _native, state
+from . import _native, replicas, state
 from .saved_file import SavedFile
 from .shot import Plans, Shot, cuda_library
 from .state import NotHeld, State
@@ -161,6 +161,7 @@ class Saver:
         self._shares = state.Shares(self._rank, self._world)
         self._plans = Plans()
         self._pid = os.getpid()
+        self._said_forked = False
         self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
@@ -195,6 +196,9 @@ class Saver:
         another thread than the optimizers' it waits for the end of a step of theirs.
         """
         if os.getpid() != self._pid:
+            if not self._said_forked:
+                LOG.warning('snapshot dropped: this process was forked from the one that saves')
+            self._said_forked = True
             return False
         shot: Optional[Shot] = None
         try:
@@ -342,11 +346,16 @@ class Saver:
                        collector: FileCollector) -> Tuple[Shot, _native.Capture]:
         tag, files = collector.files(step, self._documents)
         shot = Shot(collector.lazy, turn)
+        alike: List[Tuple[str, int]] = []
         for file in files:
             shot.add_file(file)
+            if file.replicas > 1 and file.replicated:
+                held = replicas.digest(file.replicated, step)
+                alike.append((f'bytes:{file.name}:{held}', file.replicas))
         if self._rank == 0:
             shot.add_document('tag', '', *state.document(tag))
         capture = shot.capture
+        capture.alike = alike
         capture.step, capture.framework, capture.framework_version = (
             step, collector.framework, collector.version)
         return shot, shot.finish(self._plans)
