@@ -61,7 +61,7 @@ enum class Grade : uint8_t {
 };
 
 struct Score {
-  size_t trained = 0;
+  bool trained = false;
   Grade grade = Grade::kNone;
   bool own = false;   // not an average, nor in an optimizer's part of the state
   bool word = false;  // its key is one for a model
@@ -97,7 +97,7 @@ Grade GradeOf(const ModelCandidate& candidate) {
 
 Score ScoreOf(const ModelCandidate& candidate) {
   Score out;
-  out.trained = candidate.trained;
+  out.trained = candidate.trained > 0;  // how many says nothing: a critic may be the larger one
   if (candidate.made == Made::kDerived && candidate.trained == 0) return out;
   out.grade = GradeOf(candidate);
   out.own = !IsAverageKey(candidate.key) && !HasPart(candidate.key, '.', [](std::string_view word) {
@@ -109,7 +109,7 @@ Score ScoreOf(const ModelCandidate& candidate) {
 
 bool IsDerived(const ModelCandidate& candidate) { return candidate.made == Made::kDerived; }
 
-bool IsGood(const Score& score) { return score.trained > 0 || score.grade != Grade::kNone; }
+bool IsGood(const Score& score) { return score.trained || score.grade != Grade::kNone; }
 
 std::string Keys(std::span<const ModelCandidate> candidates, const std::vector<size_t>& which) {
   std::string out;
@@ -159,6 +159,10 @@ Result<ModelChoice> ChooseAsked(std::span<const ModelCandidate> candidates,
 }
 
 }  // namespace
+
+bool LooksLikeModel(const ModelCandidate& candidate) {
+  return !IsDerived(candidate) && GradeOf(candidate) == Grade::kModel;
+}
 
 std::string ModelKeyText(std::string_view key) {
   return key.empty() ? "'.' (the top)" : StrCat("'", key, "'");
@@ -218,7 +222,7 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,
                 "it does not hold a dict of named tensors, as a model's state_dict is");
   }
   const auto [best, index] = good.front();
-  ModelChoice out{index, best.trained > 0 || best.grade == Grade::kModel, "", {}};
+  ModelChoice out{index, best.trained || best.grade == Grade::kModel, "", {}};
   std::vector<size_t> alike;
   for (const auto& [score, i] : good) {
     if (score == best) alike.push_back(i);

@@ -63,6 +63,9 @@ struct ModelChoice {
 // not a candidate's, or none is good enough; kUnsupported if several are equally good.
 Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates, std::string_view asked);
 
+// True if the dict looks like what nn.Module.state_dict() returns.
+bool LooksLikeModel(const ModelCandidate& candidate);
+
 // A key as messages and --model spell it.
 std::string ModelKeyText(std::string_view key);
 

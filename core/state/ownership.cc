@@ -19,6 +19,8 @@ constexpr std::string_view kRemedy =
     "order, group by group, one a line; `--weights-only` takes the weights alone, without this "
     "message";
 
+constexpr size_t kMaxParts = 256;  // that may stand before names, of which one fits
+
 class Decider {
  public:
   explicit Decider(const OwnershipQuestion& question) : q_(question) {
@@ -103,7 +105,42 @@ class Decider {
     return parameter && CanBe(at, *parameter) ? parameter : std::nullopt;
   }
 
+  bool IsCalled(Place at, const std::string& name) const {
+    const auto parameter = Find(name);
+    return parameter && CanBe(at, *parameter);
+  }
+
+  // The part before all members' names with which they are the model's, if one alone fits all:
+  // a module that holds another ("self.model = ...") may give that one's names to the optimizer.
+  // "" where the names are the model's as they are, or nothing tells the part.
+  std::string PartBefore() const {
+    std::vector<Place> named;
+    bool all = true;
+    for (size_t g = 0; g < q_.groups.size(); ++g) {
+      for (size_t i = 0; i < q_.groups[g].size(); ++i) {
+        const std::string& name = q_.groups[g][i].name;
+        if (!name.empty()) named.push_back({g, i});
+        all = all && (name.empty() || IsCalled({g, i}, name));
+      }
+    }
+    if (named.empty() || all) return "";
+    std::string part;
+    const std::string end = StrCat(".", MemberOf(named.front()).name);
+    size_t tried = 0;
+    for (const OwnableParameter& parameter : q_.parameters) {
+      if (!parameter.name.ends_with(end)) continue;
+      if (++tried > kMaxParts) return "";
+      const std::string before = parameter.name.substr(0, parameter.name.size() - end.size() + 1);
+      const bool fits = std::ranges::all_of(
+          named, [&](Place at) { return IsCalled(at, before + MemberOf(at).name); });
+      if (fits && !part.empty()) return "";
+      if (fits) part = before;
+    }
+    return part;
+  }
+
   void ByName() {
+    const std::string before = PartBefore();
     const std::map<std::string, std::string> joined = JoinedNames();
     std::map<size_t, Place> named;
     for (size_t g = 0; g < q_.groups.size(); ++g) {
@@ -113,7 +150,7 @@ class Decider {
           open_.push_back({g, i});
           continue;
         }
-        const auto parameter = Named({g, i}, joined);
+        const auto parameter = before.empty() ? Named({g, i}, joined) : Find(before + name);
         if (!parameter) {
           OwnerOf({g, i}).why = StrCat("'", name, "' is not a parameter of the model");
           continue;

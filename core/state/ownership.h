@@ -4,8 +4,8 @@
 // states group by group, in the order in which it was given its parameters, and nobody knows that
 // order but the script.  So a number counts only where it is proved; the proofs, strongest first:
 //
-//   kName    the file names the member (`param_names`, keys that are names), as the model does or
-//            with one part more (JoinNames)
+//   kName    the file names the member (`param_names`, keys that are names), as the model does,
+//            with one part more (JoinNames), or without the part that stands before all of them
 //   kRule    the tool that wrote the file builds its optimizers by a known rule (ToolRule): it is
 //            computed again, and the shapes of all members of all groups fit it in one way and
 //            no order that a script would choose (ForEachRivalOrder)

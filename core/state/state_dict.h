@@ -4,6 +4,7 @@
 // makes one of its files' headers; Settle (formats/settle/settle.h) makes the step of it.
 //
 //   tensors   of the model, in its order, each whole
+//   modules   other models of the same state, which an optimizer may train instead
 //   states    of optimizers, each with the evidence of whose it is: a name, or the number that its
 //             optimizer gives a parameter
 //   groups    of optimizers: hyper-parameters, and members by name, number or both
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,6 +34,7 @@
 #include "core/state/assembler.h"
 #include "core/state/family_variables.h"
 #include "core/state/ownership.h"
+#include "core/state/trained_module.h"
 
 namespace ckptfs {
 
@@ -93,9 +96,13 @@ struct StateDict {
         rule = {};
     std::function<Result<MasterPrints>()> masters = {};  // where it has some of its own
     std::vector<LeftOut> left_out = {};                  // of its parts, told if it is taken
+    std::string key = {};                                // where it stood in the state
+    std::set<std::string> strangers = {};                // members that the model does not have
   };
 
+  std::string model;  // where the tensors stood in the state
   std::vector<Tensor> tensors;
+  std::vector<TrainableModule> modules;
   std::vector<std::pair<std::string, std::string>> second_names;  // second name, name
   std::vector<Optimizer> optimizers;
   std::vector<State> states;

@@ -300,9 +300,12 @@ class Collector {
   Status AddMissingStates(const PlacedGroup& group, PickleRef dict) {
     StatesByKind kinds;  // of all members, with the atom of one that has it
     for (const ParameterIndex p : group.recorded.parameters) kinds.merge(ShownStatesOf(p));
-    const bool zeros = std::ranges::all_of(kinds, [](const auto& state) {
-      return std::ranges::find(kBeginAsZeros, state.first) != kBeginAsZeros.end();
-    });
+    // A parameter may be without states since they were left out.
+    const bool zeros =
+        FindLeftOut(step_, LeftOutPart::kOptimizer) == nullptr &&
+        std::ranges::all_of(kinds, [](const auto& state) {
+          return std::ranges::find(kBeginAsZeros, state.first) != kBeginAsZeros.end();
+        });
     const bool counted = kinds.contains("step");
     const std::optional<double> group_step = counted ? std::nullopt : dict["step"].Number();
     for (const ParameterIndex p : group.recorded.parameters) {

@@ -7,6 +7,7 @@
 
 #include "core/base/strings.h"
 #include "formats/dcp/source_keys.h"
+#include "formats/optimizer/member_order.h"
 #include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
@@ -91,8 +92,20 @@ Result<KeyShape> SpelledKeys(const StepModel& step) {
 }
 
 // As torch.optim.Optimizer.state_dict() counts: through the groups.
-KeyShape NumberedKeys(const StepModel& step) {
+Result<KeyShape> NumberedKeys(const StepModel& step) {
   KeyShape keys;
+  const Document* source = TraitsOf(step).own_keys ? step.FindDocument(kSourceKeys) : nullptr;
+  if (source != nullptr) {
+    CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));
+    keys.numbers = std::move(own.numbers);
+    if (!keys.numbers.empty()) return keys;
+    if (own.flat) {
+      return Fail(ErrorCode::kUnsupported,
+                  "the optimizer was saved flat, by parameter, which does not say in which order "
+                  "it had these");
+    }
+  }
+  CKPT_RETURN_IF_ERROR(CheckMemberOrder(step));
   for (const Group& group : step.groups) {
     auto& numbers = keys.numbers[group.optimizer];
     for (const ParameterIndex p : group.parameters) {

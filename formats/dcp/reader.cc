@@ -3,6 +3,7 @@
 #include "formats/dcp/reader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -23,6 +24,11 @@ namespace ckptfs::dcp {
 namespace {
 
 constexpr std::string_view kShownAsItWas = " (dcp/ alone shows it, as it was)";
+
+std::string WithoutDot(std::string prefix) {
+  if (prefix.ends_with('.')) prefix.pop_back();
+  return prefix;
+}
 
 }  // namespace
 
@@ -51,6 +57,7 @@ Result<StepModel> Reader::Read() && {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
   }
   CKPT_RETURN_IF_ERROR(CarryOthers());
+  CKPT_RETURN_IF_ERROR(LeaveOutOtherModels());
   FillHeader(objects, state.metadata().dropped_objects + objects.dropped());
   auto model = std::move(assembler_).Finish();
   if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
@@ -82,7 +89,14 @@ size_t Reader::OptimizerOf(const std::string& label) {
   const auto found = std::ranges::find(known, label, &StateDict::Optimizer::label);
   const auto number = static_cast<size_t>(found - known.begin());
   if (number == known.size()) {
-    known.push_back({.label = label, .what = "the optimizer", .shown = std::string(kShownAsItWas)});
+    std::string key = label;
+    if (label.empty() && keys_.optimizers.size() == 1) key = WithoutDot(keys_.optimizers[0]);
+    StateDict::Optimizer& added = known.emplace_back();
+    added.label = label;
+    added.what = label.empty() ? "the optimizer" : StrCat("the optimizer '", label, "'");
+    added.shown = kShownAsItWas;
+    added.key = std::move(key);
+    added.strangers = std::move(keys_.strangers[label]);
   }
   return number;
 }
@@ -119,8 +133,10 @@ Status Reader::ReadGroups(ObjectReader& objects) {
   for (const std::string& label : optimizers) {
     CKPT_RETURN_IF_ERROR(ReadGroupsOf(label, objects));
   }
+  CKPT_RETURN_IF_ERROR(ReadGroupsByParameter(objects));
+  NumberOwners();
   for (size_t o = 0; o < dict_.optimizers.size(); ++o) OrderByNumber(o);
-  return ReadGroupsByParameter(objects);
+  return {};
 }
 
 // A live module's name of a weight becomes that of the model's part.
@@ -137,17 +153,56 @@ std::string Reader::AddMembers(Members members, StateDict::Group& group) {
   for (const uint64_t number : members.numbers) {
     group.members.push_back({"", static_cast<int64_t>(number)});
   }
+  std::string stranger;
   for (std::string& name : members.names) {
     NameAsWeight(name);
-    if (!weights_.contains(name)) {
-      return StrCat("one of its groups has '", name, "', which is not a weight");
-    }
+    if (weights_.contains(name)) continue;
+    if (stranger.empty()) stranger = name;
+    dict_.optimizers[group.optimizer].strangers.insert(name);
+  }
+  if (!stranger.empty()) {
+    return StrCat("one of its groups has '", stranger, "', which is not a weight");
+  }
+  for (std::string& name : members.names) {
     if (!grouped_.emplace(group.optimizer, name).second) {
       return StrCat("'", name, "' is in two of its groups");
     }
     group.members.push_back({std::move(name), std::nullopt});
   }
   return "";
+}
+
+// An optimizer that was given names keeps them beside its numbers (torch 2.6).
+Status Reader::NameNumbers(const ObjectReader::Items& items, StateDict::Group& group,
+                           ObjectReader& objects) {
+  const auto names =
+      std::ranges::find(items, "param_names", &ObjectReader::Items::value_type::first);
+  const bool numbered = std::ranges::all_of(
+      group.members, [](const auto& member) { return member.number.has_value(); });
+  if (names == items.end() || !numbered) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto members, objects.MembersOf(names->second));
+  if (!members || members->names.size() != group.members.size()) return {};
+  for (size_t i = 0; i < group.members.size(); ++i) group.members[i].name = members->names[i];
+  return {};
+}
+
+// The planner writes numbers as texts, so a parameter that is called "0" looks like one: an owner of
+// digits alone is a name only if the optimizer's groups name it.
+void Reader::NumberOwners() {
+  std::set<std::pair<size_t, std::string_view>> named;
+  for (const StateDict::Group& group : dict_.groups) {
+    for (const auto& member : group.members) {
+      if (!member.number) named.emplace(group.optimizer, member.name);
+    }
+  }
+  for (StateDict::State& state : dict_.states) {
+    const auto* const name = std::get_if<std::string>(&state.owner);
+    if (name == nullptr || named.contains({state.optimizer, *name})) continue;
+    int64_t number = 0;
+    const char* const end = name->data() + name->size();
+    const auto [last, code] = std::from_chars(name->data(), end, number);
+    if (code == std::errc() && last == end && number >= 0) state.owner = number;
+  }
 }
 
 // The groups of an optimizer, or none of them: views tell groups by their place.  Where one is not
@@ -173,6 +228,7 @@ Status Reader::ReadGroupsOf(const std::string& label, ObjectReader& objects) {
       const std::string odd = members ? AddMembers(*std::move(members), group)
                                       : "'params' of a group is not a list of names";
       if (own.empty()) own = odd;
+      CKPT_RETURN_IF_ERROR(NameNumbers(items, group, objects));
     }
     if (why.empty()) why = std::move(own);
     if (!why.empty()) continue;
@@ -237,6 +293,8 @@ Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
 // ---- what is decided --------------------------------------------------------------
 
 Status Reader::SettleAll(const StoredState& state, const ObjectReader& objects) {
+  dict_.model = WithoutDot(keys_.model);
+  dict_.modules = keys_.other_models;
   CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf({}, options_, candidate_));
   dict_.keep = [&](const StateDict::State& one, const std::string& parameter, auto how) {
     const auto& key = keys_.states[static_cast<size_t>(&one - dict_.states.data())];
@@ -264,7 +322,10 @@ void Reader::CarryUnowned(const ObjectReader& objects) {
   for (size_t i = 0; i < dict_.states.size(); ++i) {
     const auto* number = std::get_if<int64_t>(&dict_.states[i].owner);
     const auto& numbers = settled_.numbers[dict_.states[i].optimizer];
-    if (number == nullptr) continue;
+    if (number == nullptr) {
+      if (!numbers) rest_.push_back(keys_.states[i].entry);
+      continue;
+    }
     const auto found = numbers ? numbers->find(*number) : Settled::Numbers::const_iterator();
     const bool owned = numbers && found != numbers->end() && found->second;
     if (!owned) rest_.push_back(keys_.states[i].entry);
@@ -394,6 +455,18 @@ Status Reader::CarryOthers() {
   const auto root = RootBelow(candidate_.root, candidate_.save);
   CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, root, candidate_.Prefix()));
   return CarryOwnFiles(assembler_, candidate_);
+}
+
+Status Reader::LeaveOutOtherModels() {
+  CKPT_ASSIGN_OR_RETURN(const auto folders,
+                        FoldersOfOtherModels(*candidate_.root, candidate_.directory));
+  for (const std::string& folder : folders) {
+    LeaveOut(assembler_.header(),
+             {IsOptimizerPart(folder) ? LeftOutPart::kOptimizer : LeftOutPart::kModel,
+              StrCat("'", folder, "/'"), "a step has one model, and this one's is the first",
+              "adopt that folder by itself"});
+  }
+  return {};
 }
 
 void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {

@@ -50,6 +50,10 @@ class Reader {
   std::vector<std::pair<NodeId, NodeId>> NumberNodes(PickleBuilder& builder) const;
   Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
+  Status NameNumbers(const ObjectReader::Items& items, StateDict::Group& group,
+                     ObjectReader& objects);
+  void NumberOwners();
+  Status LeaveOutOtherModels();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
 
   const StepCandidate& candidate_;

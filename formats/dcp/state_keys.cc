@@ -41,6 +41,14 @@ bool IsCounted(const std::vector<PathElement>& path) {
   return false;
 }
 
+// True if the path says that a hyper-parameter is of a group, which a list has.
+bool IsOfGroup(const std::vector<PathElement>& path) {
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    if (path[i].text == "param_groups" && path[i + 1].index) return true;
+  }
+  return false;
+}
+
 class KeyReader {
  public:
   KeyReader(const DcpMetadata& metadata, bool optimizers, std::string_view model)
@@ -302,6 +310,7 @@ void KeyReader::AddOfOptimizer(const Inside& key) {
   } else if (number) {
     out_.unknown.push_back({key.entry, std::string(kNumbersParameters), ""});
   } else {
+    out_.strangers[OptimizerName(key.prefix)].emplace(rest.substr(0, rest.rfind('.')));
     out_.unknown.push_back({key.entry,
                             "it is the state of a parameter that the model does not "
                             "have",
@@ -313,11 +322,13 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
   StateKeys::HyperParameter out;
   out.optimizer = OptimizerName(key.prefix);
   out.entry = key.entry;
-  if (const auto found = LiveNameAndRest(rest)) {
+  const auto group = Number(FirstWord(rest));
+  const auto found = IsOfGroup(PathOf(key.entry)) ? std::nullopt : LiveNameAndRest(rest);
+  if (found) {
     out.parameter = found->first;
     out.key = found->second;
     out_.flat_optimizer = true;
-  } else if (const auto group = Number(FirstWord(rest)); group && rest.find('.') != rest.npos) {
+  } else if (group && rest.find('.') != rest.npos) {
     out.group = *group;
     out.key = rest.substr(rest.find('.') + 1);
   } else {

@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,6 +85,8 @@ struct StateKeys {
   std::vector<KeyedEntry> others;
   std::vector<KeyedEntry> in_model;  // objects among the weights (_extra_state)
   std::vector<Unknown> unknown;
+  // Parameters that an optimizer has and the model has not, by the optimizer.
+  std::map<std::string, std::set<std::string>> strangers;
 };
 
 // Without `optimizers` their keys are passed over.  `model`: --model, or "".

@@ -14,6 +14,14 @@ constexpr std::array<std::string_view, 4> kSecond = {"optimizer_1.bin", "model_1
                                                      "pytorch_model_1.bin",
                                                      "model_1.safetensors.index.json"};
 
+// "optimizer_1.bin": accelerate numbers what it prepared after the first.
+bool IsNumbered(std::string_view name, std::string_view begin, std::string_view end) {
+  if (!name.starts_with(begin) || !name.ends_with(end) || name.size() <= begin.size() + end.size())
+    return false;
+  name = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 }  // namespace
 
 std::string OptimizerFileAmong(const std::vector<std::string>& names) {
@@ -26,7 +34,11 @@ std::string OptimizerFileAmong(const std::vector<std::string>& names) {
 }
 
 bool IsOptimizerFile(std::string_view name) {
-  return std::ranges::find(kNames, name) != kNames.end();
+  return std::ranges::find(kNames, name) != kNames.end() || IsNumbered(name, "optimizer_", ".bin");
+}
+
+bool IsOtherModel(std::string_view name) {
+  return IsNumbered(name, "model_", ".safetensors") || IsNumbered(name, "pytorch_model_", ".bin");
 }
 
 }  // namespace ckptfs::huggingface

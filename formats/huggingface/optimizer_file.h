@@ -19,4 +19,7 @@ namespace ckptfs::huggingface {
 std::string OptimizerFileAmong(const std::vector<std::string>& names);
 bool IsOptimizerFile(std::string_view name);
 
+// The weights of another model of accelerate's than the first: "model_1.safetensors".
+bool IsOtherModel(std::string_view name);
+
 }  // namespace ckptfs::huggingface

@@ -12,6 +12,7 @@
 #include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
+#include "formats/huggingface/torch_state.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/tool_files.h"
@@ -157,6 +158,10 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
     if (name != out.index && name != out.optimizer) out.weights.push_back(name);
   }
   out.optimizer = OptimizerFileAmong(names);
+  // Without a file of its own it may stand beside the model.
+  const bool none = std::ranges::none_of(names, IsOptimizerFile);
+  if (none && out.weights.size() == 1 && IsTorchName(out.weights[0]))
+    out.optimizer = out.weights[0];
   if (!out.optimizer.empty()) read.insert(out.optimizer);
   for (const RootEntry& entry : entries) {
     const bool other = !read.contains(entry.name) || entry.name == out.index;
@@ -292,15 +297,17 @@ bool Reader::Quantised() const {
 Status Reader::ReadOptimizer() {
   StepModel& header = assembler_.header();
   if (files_.optimizer.empty()) {
-    const auto unread = std::ranges::find_if(files_.others, IsOptimizerFile);
-    if (unread != files_.others.end()) {
-      LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", *unread),
+    for (const std::string& unread : files_.others) {
+      if (!IsOptimizerFile(unread)) continue;
+      LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", unread),
                         "several models or optimizers lie there, and nothing tells which model "
                         "it trains",
                         ""});
     }
     return {};
   }
+  const bool beside = files_.weights.size() == 1 && files_.optimizer == files_.weights[0];
+  if (options_.weights_only && !beside) return {};
   const std::string path = JoinPath(files_.directory, files_.optimizer);
   optimizer_path_ = candidate_.root->PathOf(path);
   CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(path));
@@ -312,7 +319,6 @@ Status Reader::ReadOptimizer() {
     if (step && *step >= 0 && !iteration_) iteration_ = static_cast<uint64_t>(*step);
   }
   if (options_.weights_only) return {};
-  const bool beside = files_.weights.size() == 1 && files_.optimizer == files_.weights[0];
   OptimizerChoice choice =
       ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
   for (LeftOut& one : choice.left_out) LeaveOut(header, std::move(one));
@@ -323,6 +329,7 @@ Status Reader::ReadOptimizer() {
   auto read = deepspeed::ReadTorchOptimizer(dict, file, blob);
   if (!read) return Fail(std::move(read).error().WithContext(optimizer_path_));
   optimizer_ = *std::move(read);
+  optimizer_key_ = std::move(choice.key);
   CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
   assembler_.SetFrame(blob, frame);
   return {};
@@ -348,6 +355,7 @@ void Reader::AddTensors(StateDict& dict) const {
 void Reader::AddOptimizer(StateDict& dict) const {
   StateDict::Optimizer added;
   added.what = StrCat("the optimizer in ", files_.optimizer);
+  added.key = optimizer_key_;
   added.on_weights = true;
   added.left_out = optimizer_->left_out;
   if (files_.weights.size() == 1 && IsTorchName(files_.weights[0])) {
@@ -357,6 +365,25 @@ void Reader::AddOptimizer(StateDict& dict) const {
   }
   dict.optimizers.push_back(std::move(added));
   deepspeed::AddTo(*optimizer_, 0, dict);
+}
+
+// Other models that the optimizer may train: in the file of the weights, and in the files in which
+// accelerate keeps objects of a script.
+void Reader::AddModules(StateDict& dict) const {
+  for (const WeightsFile& content : contents_) {
+    if (dict.model.empty()) dict.model = content.model;
+    dict.modules.insert(dict.modules.end(), content.modules.begin(), content.modules.end());
+  }
+  for (const std::string& name : files_.others) {
+    if (!name.starts_with("custom_checkpoint_") || !name.ends_with(".pkl")) continue;
+    auto opened = candidate_.root->Open(JoinPath(files_.directory, name));
+    const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(Error(opened.error()));
+    if (!file) continue;  // no tensors of a state dict
+    for (TrainableModule& module : TorchState(file->root()).Modules()) {
+      module.key = module.key.empty() ? name : StrCat(name, ": ", module.key);
+      dict.modules.push_back(std::move(module));
+    }
+  }
 }
 
 Status Reader::SettleAll() {
@@ -369,6 +396,7 @@ Status Reader::SettleAll() {
     return {};
   }
   AddOptimizer(dict);
+  AddModules(dict);
   KeptStates kept(*optimizer_file_);
   dict.keep = [&](const StateDict::State& state, const std::string& parameter, auto how) {
     const auto number = std::get<int64_t>(state.owner);
@@ -461,6 +489,12 @@ void Reader::FillHeader() {
     for (Document& one : content.documents) header.documents.push_back(std::move(one));
   }
   LeaveOutEntries(left_out, header);
+  for (const std::string& name : files_.others) {
+    if (!IsOtherModel(name)) continue;
+    LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
+                      "a step has one model, and this one's is the first",
+                      "adopt that file by itself"});
+  }
 }
 
 void Reader::KeepFiles() {

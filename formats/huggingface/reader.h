@@ -72,6 +72,7 @@ class Reader {
   Status ReadOptimizer();
   void AddTensors(StateDict& dict) const;
   void AddOptimizer(StateDict& dict) const;
+  void AddModules(StateDict& dict) const;
   Status SettleAll();
   Status CarryFiles();
   void NoteFolders(const ModelFiles& carried);
@@ -92,6 +93,7 @@ class Reader {
   std::unique_ptr<const TorchFile> optimizer_file_;  // of `optimizer_`
   std::optional<deepspeed::TorchOptimizer> optimizer_;
   std::string optimizer_path_;         // for messages
+  std::string optimizer_key_;          // where it stands in its file
   std::optional<uint64_t> iteration_;  // as the file says
 };
 

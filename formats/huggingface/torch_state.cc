@@ -295,6 +295,14 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
   }
 }
 
+std::vector<TrainableModule> TorchState::Modules() const {
+  std::vector<TrainableModule> modules;
+  for (const ModelCandidate& candidate : candidates_) {
+    if (LooksLikeModel(candidate)) modules.push_back(TrainableModuleOf(candidate));
+  }
+  return modules;
+}
+
 Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   const auto same = second_.find(std::string(asked));
   auto choice =

@@ -47,6 +47,8 @@ class TorchState {
   explicit TorchState(PickleRef root);
 
   const std::vector<Part>& optimizers() const { return optimizers_; }
+  // Every dict that looks like a model.
+  std::vector<TrainableModule> Modules() const;
 
   struct Model {
     std::string key;

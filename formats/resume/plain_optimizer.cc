@@ -13,6 +13,7 @@
 #include "core/view/reader_demands.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/optimizer/hyper_parameters.h"
+#include "formats/optimizer/member_order.h"
 #include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
@@ -26,35 +27,12 @@ tl::unexpected<Error> Refuse(const Words&... words) {
   return Fail(ErrorCode::kUnsupported, StrCat(words...));
 }
 
-// Success if the members of the step's groups are in the order in which the optimizer had them.
+// Only an engine's step is resumed without an engine by numbers.
 Status CheckOrder(const StepModel& step) {
-  if (!TraitsOf(step).member_order) {
-    return Refuse(
-        "a universal directory does not say in which order the optimizer had its "
-        "parameters");
-  }
-  if (step.groups.empty()) return Refuse("the step has no optimizer");
-  if (step.layout.tp > 1 || step.layout.pp > 1) {
-    return Refuse("the step was saved as ", step.layout.ToString(),
-                  ": each model-parallel rank has an optimizer of its own");
-  }
-  for (const Parameter& parameter : step.parameters) {
-    if (parameter.expert || parameter.stacked_experts > 0) {
-      return Refuse("'", parameter.name, "': DeepSpeed gives experts groups of their own");
-    }
-  }
-  if (step.layout.zero != 1 && step.layout.zero != 2) return {};
-  const Document* config = step.FindDocument(deepspeed::kDsConfig);
-  if (config == nullptr) {
-    return Refuse(
-        "the step does not have the ds_config, which would say whether "
-        "round_robin_gradients "
-        "changed the order of the parameters");
-  }
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
-  const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
-  if (!dealt || dealt.Bool() == false) return {};
-  return Refuse("round_robin_gradients of the ds_config changed the order of the parameters");
+  if (TraitsOf(step).member_order) return CheckMemberOrder(step);
+  return Refuse(
+      "a universal directory does not say in which order the optimizer had its "
+      "parameters");
 }
 
 // load_state_dict of torch.optim.Optimizer takes any state, and compares nothing.

@@ -3,6 +3,8 @@
 #include "formats/settle/member_owners.h"
 
 #include <algorithm>
+#include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -12,12 +14,18 @@
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
 #include "core/state/roles.h"
+#include "core/state/state_fit.h"
+#include "core/state/trained_module.h"
 
 namespace ckptfs {
 namespace {
 
 constexpr std::string_view kAlone =
     "`--weights-only` takes the weights alone, without this message";
+
+constexpr std::string_view kOther =
+    "`--model KEY` takes the other module and its optimizer; `--weights-only` takes the weights "
+    "alone, without this message";
 
 class Owners {
  public:
@@ -34,6 +42,11 @@ class Owners {
     size_t numbered = 0;
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) numbered += HasNumbers(o);
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
+      if (const std::string why = WhyAnothers(o); !why.empty()) {
+        out_.of_others.insert(o);
+        LeaveOutAll(o, why, std::string(kOther));
+        continue;
+      }
       if (AreAllNames(o)) continue;
       if (numbered > 1 && HasNumbers(o)) {
         LeaveOutAll(o,
@@ -49,6 +62,72 @@ class Owners {
   }
 
  private:
+  TrainableModule Model(size_t optimizer) const {
+    TrainableModule model{dict_.model, {}};
+    for (const size_t i : Trainable(optimizer)) {
+      model.parameters.push_back({dict_.tensors[i].name, dict_.tensors[i].shape});
+    }
+    return model;
+  }
+
+  // The states that are told of each member, by name or number.
+  using ToldStates = std::vector<std::pair<std::string_view, const Shape*>>;
+  std::map<StateDict::Owner, ToldStates> StatesOfMembers(size_t optimizer) {
+    std::map<StateDict::Owner, ToldStates> members;
+    for (const size_t g : groups_[optimizer]) {
+      for (const auto& member : dict_.groups[g].members) {
+        if (member.number) {
+          members.try_emplace(*member.number);
+        } else {
+          members.try_emplace(member.name);
+        }
+      }
+    }
+    for (const StateDict::State& state : dict_.states) {
+      if (state.optimizer != optimizer) continue;
+      ToldStates& states = members[state.owner];
+      if (state.shape) states.emplace_back(state.kind, &*state.shape);
+    }
+    return members;
+  }
+
+  // Why an optimizer trains another module of the state, as far as its members tell; else "".
+  std::string WhyAnothers(size_t optimizer) {
+    if (dict_.modules.empty()) return "";
+    std::map<int64_t, std::string_view> names;  // of members with both
+    for (const size_t g : groups_[optimizer]) {
+      for (const auto& member : dict_.groups[g].members) {
+        if (member.number) names.emplace(*member.number, member.name);
+      }
+    }
+    const auto members = StatesOfMembers(optimizer);
+    const StateDict::Optimizer& of = dict_.optimizers[optimizer];
+    OptimizerOfState asked{of.key, {}, {}};
+    std::deque<Shape> shapes;
+    for (const auto& [owner, states] : members) {
+      const auto* const name = std::get_if<std::string>(&owner);
+      auto shape = WholeShapeOf(states);
+      if (shape) shapes.push_back(*shape);
+      asked.members.push_back({name != nullptr ? *name : names[std::get<int64_t>(owner)],
+                               shape ? &shapes.back() : nullptr});
+    }
+    for (const std::string& stranger : of.strangers) asked.members.push_back({stranger, nullptr});
+    for (const StateDict::Optimizer& other : dict_.optimizers) {
+      if (&other != &of) asked.beside.push_back(other.key);
+    }
+    return TrainsAnother(asked, Model(optimizer), dict_.modules);
+  }
+
+  // Parameters of other modules that the optimizer may train, too.
+  std::vector<OwnableParameter> Elsewhere(const TrainableModule& model) const {
+    std::vector<OwnableParameter> out;
+    for (const TrainableModule& module : dict_.modules) {
+      if (!MayBeTrained(model, module)) continue;
+      out.insert(out.end(), module.parameters.begin(), module.parameters.end());
+    }
+    return out;
+  }
+
   bool HasNumbers(size_t optimizer) const {
     return Any(optimizer, [](const StateDict::Member& member) { return member.name.empty(); });
   }
@@ -150,6 +229,8 @@ class Owners {
       question.rule = of.rule(hyper_parameters, parameters);
     }
     question.masters = of.masters;
+    const std::vector<OwnableParameter> elsewhere = Elsewhere({dict_.model, parameters});
+    question.elsewhere = elsewhere;
     CKPT_ASSIGN_OR_RETURN(const StateOwners owners, DecideOwners(question));
     if (!owners.why.empty()) {
       LeaveOutAll(optimizer, StrCat("it numbers its parameters, but ", owners.why), owners.remedy);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MemberOwners says which tensors the members of an optimizer's groups are (core/state/ownership.h)
-// and tells what is left out: an optimizer whose members nothing proves, a member whose name the
-// model does not have.  Nothing else is left out with them.
+// and tells what is left out: an optimizer of another module (core/state/trained_module.h), one
+// whose members nothing proves, a member whose name the model does not have.  Nothing else is left out with them.
 //
 // Thread safety: pure but for the header.
 
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/base/result.h"
@@ -22,6 +23,7 @@ namespace ckptfs {
 struct MemberOwners {
   std::vector<std::optional<Settled::Numbers>> numbers;  // as Settled has them
   std::vector<std::vector<size_t>> groups;  // of the dict: tensors, in the members' order
+  std::set<size_t> of_others;               // optimizers of other modules
 };
 
 // Errors are those of the dict's functions.

@@ -67,6 +67,7 @@ class Settler {
 
   // The parameter that a state is of, if it is of one.
   std::optional<size_t> OwnerOf(const StateDict::State& state) const {
+    if (of_others_.contains(state.optimizer)) return std::nullopt;
     if (const auto* name = std::get_if<std::string>(&state.owner)) return Find(*name);
     const auto& numbers = out_.numbers[state.optimizer];
     if (!numbers) return std::nullopt;
@@ -94,6 +95,7 @@ class Settler {
     CKPT_ASSIGN_OR_RETURN(MemberOwners owners, OwnersOfMembers(dict_, options_, header_));
     out_.numbers = std::move(owners.numbers);
     members_ = std::move(owners.groups);
+    of_others_ = std::move(owners.of_others);
     const std::vector<Trained> trained = WhatIsTrained();
     std::map<DType, uint64_t> elements;
     for (size_t i = 0; i < dict_.tensors.size(); ++i) {
@@ -269,6 +271,7 @@ class Settler {
   std::vector<std::pair<std::string_view, size_t>> masters_;  // label and tensor, in members' order
   size_t next_master_ = 0;
   std::optional<size_t> last_master_;
+  std::set<size_t> of_others_;                                 // optimizers
   std::unordered_map<std::string_view, size_t> names_;         // of tensors
   std::multimap<std::string_view, std::string_view> seconds_;  // name, second name
   std::set<std::string_view> second_names_;

@@ -117,8 +117,7 @@ def test_an_optimizer_of_a_dcp_directory(ckptfs, tmp_path, form, flat):
     said = ckptfs.adopt(tmp_path / 'run', 'run', extra=words).stderr
     model, _, optimizer = modules[key]
     check(ckptfs, 'run', model, moments(model, OF[optimizer]) if own else {})
-    others = [optimizer_key for place, (_, optimizer_key, _) in modules.items() if place != key]
-    assert all(f"'{other}" in said for other in others), said
+    assert all(f"optimizer of '{place}'" in said for place in modules if place != key), said
 
 
 def test_two_modules_that_nothing_tells_apart(ckptfs, tmp_path):
@@ -127,3 +126,40 @@ def test_two_modules_that_nothing_tells_apart(ckptfs, tmp_path):
     said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=('--model', 'actor')).stderr
     check(ckptfs, 'run', EVEN, {})
     assert "may as well be the optimizer of 'critic'" in said, said
+
+
+def test_names_of_a_module_that_the_model_holds(ckptfs, tmp_path):
+    """`self.model = ...` and an optimizer of self.model.named_parameters()."""
+    for name, before in {'one': ('net.',), 'two': ('net.', 'copy.')}.items():
+        weights = {f'{part}{key}': value for part in before for key, value in EVEN.state_dict().items()}
+        torch.save({'state_dict': weights, 'optimizer': OF_NAMES['even'].state_dict()}, tmp_path / f'{name}.pt')
+        ckptfs.adopt(tmp_path / f'{name}.pt', name)
+        view = os.path.join(step_of(ckptfs.mount(), name), 'view', 'tp1', 'rank0')
+        found = load_file(os.path.join(view, 'optimizer.safetensors'))
+        wanted = moments(EVEN, OF_NAMES['even']) if name == 'one' else {}
+        assert {key for key in found if key.startswith('exp_avg')} == {key.replace('/', '/net.') for key in wanted}
+        assert all(torch.equal(found[key.replace('/', '/net.')], value) for key, value in wanted.items())
+
+
+def test_numbers_that_look_like_names(ckptfs, tmp_path):
+    """Parameters of a ParameterList are called "0", "1", ...; optimizer.state_dict() has numbers of its own."""
+    module = nn.ParameterList([nn.Parameter(torch.randn(4, 4 + i)) for i in range(3)])
+    optimizer = torch.optim.AdamW([module[2], module[0], module[1]], lr=.1)
+    sum(p.square().sum() for p in module).backward()
+    optimizer.step()
+    dcp.save({'model': module.state_dict(), 'optim': optimizer.state_dict()}, checkpoint_id=str(tmp_path / 'run' / 'step-1'),
+             no_dist=True)
+    ckptfs.adopt(tmp_path / 'run', 'run')
+    check(ckptfs, 'run', module, moments(module, optimizer))
+
+
+def test_two_models_of_accelerate(ckptfs, tmp_path):
+    """FSDP's folders are numbered as the models were prepared: the first is the step's."""
+    for number, module in enumerate((EVEN, OTHER)):
+        optimizer = OF['even' if number == 0 else 'other']
+        weights, states = get_state_dict(module, optimizer)
+        dcp.save({'model': weights}, checkpoint_id=str(tmp_path / 'step_1' / f'pytorch_model_fsdp_{number}'), no_dist=True)
+        dcp.save({'optimizer': states}, checkpoint_id=str(tmp_path / 'step_1' / f'optimizer_{number}'), no_dist=True)
+    said = ckptfs.adopt(tmp_path / 'step_1', 'run').stderr
+    check(ckptfs, 'run', EVEN, moments(EVEN, OF['even']))
+    assert "'pytorch_model_fsdp_1/'" in said and "'optimizer_1/'" in said, said

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/optimizer/member_order.h"
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/tools/source_traits.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs {
+namespace {
+
+template <class... Words>
+tl::unexpected<Error> Unknown(const Words&... words) {
+  return Fail(ErrorCode::kUnsupported, StrCat(words...));
+}
+
+}  // namespace
+
+Status CheckMemberOrder(const StepModel& step) {
+  const SourceTraits& traits = TraitsOf(step);
+  if (traits.engine && !traits.member_order) {
+    return Unknown(
+        "a universal directory does not say in which order the optimizer had its "
+        "parameters");
+  }
+  if (step.groups.empty()) return Unknown("the step has no optimizer");
+  if (!traits.engine) return {};
+  if (step.layout.tp > 1 || step.layout.pp > 1) {
+    return Unknown("the step was saved as ", step.layout.ToString(),
+                  ": each model-parallel rank has an optimizer of its own");
+  }
+  for (const Parameter& parameter : step.parameters) {
+    if (parameter.expert || parameter.stacked_experts > 0) {
+      return Unknown("'", parameter.name, "': DeepSpeed gives experts groups of their own");
+    }
+  }
+  if (step.layout.zero != 1 && step.layout.zero != 2) return {};
+  const Document* config = step.FindDocument(deepspeed::kDsConfig);
+  if (config == nullptr) {
+    return Unknown(
+        "the step does not have the ds_config, which would say whether "
+        "round_robin_gradients "
+        "changed the order of the parameters");
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
+  const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
+  if (!dealt || dealt.Bool() == false) return {};
+  return Unknown("round_robin_gradients of the ds_config changed the order of the parameters");
+}
+
+}  // namespace ckptfs
