@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
+#include "core/state/model_choice.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/torch_state.h"
 #include "formats/torch/stored_tensor.h"
@@ -39,7 +40,65 @@ Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) 
   return ParseSafetensorsHeader(head, file->size());
 }
 
-Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, BlobIndex blob) {
+// The parts of a state that its script flattened into one file, where an optimizer's keys stand
+// beside the model's: by the first words of their keys.  Empty for a file of a model alone.
+std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
+  std::map<std::string, ModelCandidate> parts;
+  bool optimizer = false;
+  for (const StoredWeight& weight : file.weights) {
+    optimizer = optimizer || !OptimizerPrefixOf(weight.name).empty();
+    if (!OptimizerPrefixOf(weight.name).empty()) continue;
+    const size_t dot = std::min(weight.name.find('.'), weight.name.size());
+    const bool word = dot < weight.name.size();
+    ModelCandidate& part = parts[word ? weight.name.substr(0, dot) : ""];
+    part.made = ModelCandidate::Made::kSplit;
+    part.tensors.push_back(
+        {word ? weight.name.substr(dot + 1) : weight.name, weight.dtype, weight.shape});
+  }
+  std::vector<ModelCandidate> out;
+  for (auto& [word, part] : parts) {
+    part.key = word;
+    if (optimizer) out.push_back(std::move(part));
+  }
+  return out;
+}
+
+// Keeps the model of a flattened state, and names what else is in its file.
+Status KeepModel(std::string_view asked, WeightsFile& file) {
+  const std::vector<ModelCandidate> parts = PartsOf(file);
+  if (parts.empty() && asked.empty()) return {};
+  if (parts.empty()) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("--model ", asked, ": a safetensors file has one model"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const ModelChoice choice, ChooseModel(parts, asked));
+  file.model = parts[choice.index].key;
+  const std::string prefix = file.model.empty() ? "" : file.model + ".";
+  const std::string why = choice.why.empty() ? "" : StrCat(" (", choice.why, ")");
+  if (!prefix.empty()) file.aliases.clear();  // of names that the model does not have
+  std::vector<StoredWeight> kept;
+  for (StoredWeight& weight : file.weights) {
+    const bool optimizer = !OptimizerPrefixOf(weight.name).empty();
+    const size_t dot = weight.name.find('.');
+    const bool own = file.model.empty() ? dot == weight.name.npos : weight.name.starts_with(prefix);
+    if (!optimizer && own) {
+      weight.name.erase(0, prefix.size());
+      kept.push_back(std::move(weight));
+      continue;
+    }
+    file.beside.push_back(
+        {optimizer ? LeftOutPart::kOptimizer : LeftOutPart::kModel, StrCat("'", weight.name, "'"),
+         StrCat("it is no part of the model, which is ", ModelKeyText(file.model), why,
+                ": a safetensors file does not say what else its tensors are"),
+         ""});
+  }
+  file.weights = std::move(kept);
+  file.data_offset.reset();  // nobody is shown the whole file
+  return {};
+}
+
+Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, BlobIndex blob,
+                                    std::string_view asked) {
   CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(root, path));
   CKPT_ASSIGN_OR_RETURN(const bool torchs, SaysTorch(header.metadata));
   WeightsFile out;
@@ -61,6 +120,7 @@ Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, B
   for (const auto& [key, value] : header.metadata) {
     if (!names.contains(key) && names.contains(value)) out.aliases.emplace(key, value);
   }
+  CKPT_RETURN_IF_ERROR(KeepModel(asked, out));
   return out;
 }
 
@@ -167,11 +227,7 @@ Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobInd
 Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob,
                                     std::string_view asked) {
   const bool torch = IsTorchName(path);
-  if (!torch && !asked.empty()) {
-    return Fail(ErrorCode::kInvalid, StrCat("--model ", asked, ": ", root.PathOf(path),
-                                            " is a safetensors file, which has one model"));
-  }
-  auto out = torch ? ReadTorch(root, path, blob, asked) : ReadSafetensors(root, path, blob);
+  auto out = torch ? ReadTorch(root, path, blob, asked) : ReadSafetensors(root, path, blob, asked);
   if (out) return out;
   Error error = std::move(out).error();
   const std::string name = root.PathOf(path);  // with which errors of reading begin

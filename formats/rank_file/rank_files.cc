@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
+#include "core/state/rank_file.h"
 #include "core/state/shared_rows.h"
 #include "core/state/state_dict.h"
 #include "formats/rank_file/deepspeed_files.h"

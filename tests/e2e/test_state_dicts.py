@@ -180,6 +180,20 @@ def test_a_key_is_not_ignored(ckptfs, tmp_path, model):
     assert (done.returncode == 4 and 'one model' in done.stderr) == model, done.stderr
 
 
+def test_a_state_flattened_into_safetensors(ckptfs, tmp_path):
+    """Its optimizer and its average are no parameters of the model."""
+    from safetensors.torch import save_file
+    state = {f'{part}.{name}': tensor.clone() for part, of in (('model', MODEL), ('ema', EMA)) for name, tensor in of.items()}
+    for number, states in OPTIMIZER.state_dict()['state'].items():
+        state.update({f'optimizer.state.{number}.{kind}': value.clone() for kind, value in states.items()})
+    save_file(state, tmp_path / 'all.safetensors')
+    said = ckptfs.adopt(tmp_path / 'all.safetensors', 'run').stderr
+    assert same(rank_file(ckptfs.mount(), 'run', 'model', 'all.safetensors'), MODEL)
+    assert "'ema.0.bias'" in said and "'optimizer.state.0.exp_avg'" in said, said
+    ckptfs.adopt(tmp_path / 'all.safetensors', 'ema', extra=('--model', 'ema'))
+    assert same(rank_file(ckptfs.mount(), 'ema', 'model', 'all.safetensors'), EMA)
+
+
 def test_buffers_are_the_same_of_every_source(ckptfs, tmp_path):
     from safetensors.torch import save_file
     state = {'enc.weight': torch.randn(8, 8), 'enc.inv_freq': torch.randn(4), 'enc.masked_bias': torch.tensor([1.0, 2.0]),
