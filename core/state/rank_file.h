@@ -77,6 +77,7 @@
 namespace ckptfs {
 
 inline constexpr std::string_view kAlikeBytes = "bytes:";
+inline constexpr std::string_view kAlikeSince = "since:";
 inline constexpr const char* kRankFileKey = "ckptfs.rank_file";
 inline constexpr const char* kUnprovedKey = "ckptfs.unproved";
 inline constexpr size_t kUnprovedDigits = 20;  // as it is written; with zeros in front

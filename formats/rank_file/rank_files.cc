@@ -43,6 +43,7 @@ class RankFilesReader {
       }
     }
     CKPT_RETURN_IF_ERROR(CheckAlike());
+    CKPT_RETURN_IF_ERROR(CheckMoments());
     if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
@@ -67,6 +68,7 @@ class RankFilesReader {
   Result<StepModel> ReadDeepSpeed() &&;
   void NoteUnproved();
   Status CheckAlike() const;
+  Status CheckMoments() const;
   Status FindWeights();
   Status FindModel();
   Result<FamilyVariables> RecordedSizes() const;
@@ -199,6 +201,35 @@ Status RankFilesReader::CheckAlike() const {
         "the "
         "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
         "they are averaged");
+  }
+  return {};
+}
+
+// Ranks that went on from one step were updated as often: "since:RANK:STEP:UPDATES".
+Status RankFilesReader::CheckMoments() const {
+  struct Moment {
+    std::string_view rank;
+    std::string_view updates;
+  };
+  std::map<std::string_view, Moment> known;  // by the step before
+  for (const RankEntry& entry : entries_) {
+    for (const auto& [text, ranks] : entry.alike) {
+      std::string_view rest = text;
+      if (!rest.starts_with(kAlikeSince)) continue;
+      const auto word = [&] {
+        const size_t end = std::min(rest.find(':'), rest.size());
+        const std::string_view found = rest.substr(0, end);
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+        return found;
+      };
+      rest.remove_prefix(kAlikeSince.size());
+      const std::string_view rank = word(), before = word(), updates = word();
+      const auto [first, added] = known.try_emplace(before, Moment{rank, updates});
+      if (added || first->second.updates == updates) continue;
+      return Refuse("rank ", first->second.rank, " was updated ", first->second.updates,
+                    " times since it saved ", before == "-1" ? "nothing" : StrCat("step ", before),
+                    ", but rank ", rank, " ", updates, " times: their parts are not of one moment");
+    }
   }
   return {};
 }

@@ -323,6 +323,17 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
                 r[1].alike = {{"all", 2}};
               }),
               HasSubstr("only 1 of 2 ranks"));
+  const auto after = [](const std::string& first, const std::string& second) {
+    return ShardedRefusal([&](auto& r) {
+      r[0].alike = {{"since:0:" + first, 1}};
+      r[1].alike = {{"since:1:" + second, 1}};
+    });
+  };
+  EXPECT_EQ(after("3:10", "3:10"), "none");
+  EXPECT_EQ(after("3:10", "4:2"), "none");  // one of them missed a save
+  EXPECT_THAT(after("3:10", "3:11"), HasSubstr("rank 0 was updated 10 times since it saved step 3, "
+                                               "but rank 1 11 times"));
+  EXPECT_THAT(after("-1:0", "-1:1"), HasSubstr("since it saved nothing"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("has layout 'dp2'"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "../x"; }), HasSubstr("../x"));

@@ -162,6 +162,7 @@ class Saver:
         self._plans = Plans()
         self._pid = os.getpid()
         self._said_forked = False
+        self._last = -1  # the step that was saved before
         self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
@@ -209,6 +210,7 @@ class Saver:
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
                 with uncollected():
                     shot, capture = self._capture(_asked(step), turn)
+                self._tell_moment(capture)
                 taken = self._hand_over(shot, capture, deadline)
         except Exception as error:  # pylint: disable=broad-except
             self.drop(step, error)
@@ -219,6 +221,15 @@ class Saver:
         if shot is not None and shot.raised is not None:  # by a handler of a signal
             raise shot.raised
         return taken
+
+    def _tell_moment(self, capture: _native.Capture) -> None:
+        """Says how many updates lie between this rank's last save and this one: parts of ranks that
+        went on from one step by different numbers of them are not of one moment."""
+        steps = self._turns.steps_since_save()
+        if self._world > 1 and steps is not None:
+            said = f'since:{self._rank}:{self._last}:{steps}'
+            capture.alike = [*capture.alike, (said, 1)]
+        self._last = capture.step
 
     def _hand_over(self, shot: Shot, capture: _native.Capture,
                    deadline: Optional[float]) -> bool:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, Callable, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -63,6 +63,7 @@ class Turns:
         self._saving: Optional[int] = None  # thread
         self._turn = Turn()
         self._held: Set[int] = set()        # threads whose steps wait for the save
+        self._steps: Dict[int, int] = {}    # since the last save, by the optimizer's id
         global _ALL
         with _CHANGES:
             _ALL = (*(one for one in _ALL if one() is not None), weakref.ref(self))
@@ -77,9 +78,18 @@ class Turns:
         """Returns when it may write.  None: a graph of a device, which may be any optimizer's."""
         if os.getpid() != self._pid:
             return
-        if self._saving is not None and (optimizer is None or self._touches(optimizer)):
+        touches = optimizer is None or self._touches(optimizer)
+        if self._saving is not None and touches:
             self._wait_for_save()
         self._before_update()
+        if touches and optimizer is not None:
+            self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+
+    def steps_since_save(self) -> Optional[int]:
+        """The steps of the one optimizer since this was asked last; None of several, which ranks
+        may have of their own."""
+        steps, self._steps = self._steps, {}
+        return None if len(steps) > 1 else sum(steps.values())
 
     def _wait_for_save(self) -> None:
         me = threading.get_ident()
