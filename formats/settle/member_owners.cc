@@ -17,7 +17,8 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kAlone =
-    "`--weights-only` takes the weights alone, without this message";
+    "save it with names (get_optimizer_state_dict); `--weights-only` takes the weights alone, "
+    "without this message";
 
 class Owners {
  public:
