@@ -21,7 +21,8 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kAlone =
-    "`--weights-only` takes the weights alone, without this message";
+    "save it with names (get_optimizer_state_dict); `--weights-only` takes the weights alone, "
+    "without this message";
 
 constexpr std::string_view kOther =
     "`--model KEY` takes the other module and its optimizer; `--weights-only` takes the weights "
