@@ -13,6 +13,8 @@
 namespace ckptfs {
 namespace {
 
+constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
+
 // What stands before the name that rules see, of a wrapper around all of the model.
 std::string_view HeadOf(std::string_view name, std::string_view normalised) {
   return name.ends_with(normalised) ? name.substr(0, name.size() - normalised.size()) : "";
@@ -96,7 +98,11 @@ class Planner {
   Status Split(ParameterIndex p, const RuleSide& side, const std::string& head) {
     const MapRule& rule = *side.rule;
     CKPT_ASSIGN_OR_RETURN(const FileShape file, FileShapeOf(rule, step_.parameter(p).shape));
-    if (file.stacked > UINT32_MAX) return Refuse("it stacks too many");
+    // A checkpoint may claim any number, of tensors without elements.
+    if (file.stacked > kMaxTensors ||
+        plan_.tensors.size() + file.stacked * rule.from.size() > kMaxTensors) {
+      return Refuse("the step would have more than ", kMaxTensors, " tensors");
+    }
     for (uint64_t number = 0; number < file.stacked; ++number) {
       NameHoles holes = side.holes;
       if (rule.stack == Stack::kExpert) holes.expert = static_cast<uint32_t>(number);

@@ -207,6 +207,17 @@ TEST(TranslateTest, ADialectIsRecognisedByConfigNamesAndShapesTogether) {
   nothing(mixed.Finish(), {"mixtral", 0}, "is a name of files");
 }
 
+TEST(TranslateTest, AStackOfMoreExpertsThanAnyModelHasIsRefused) {
+  for (const uint64_t experts : {uint64_t{1} << 20, uint64_t{1} << 62}) {
+    Builder builder;
+    builder.Add("model.layers.0.mlp.experts.gate_up_proj", {experts, 2, 0}, false);
+    const auto made = To(builder.Finish(), Dialect::kHf, {"mixtral", 0});
+    ASSERT_FALSE(made.has_value());
+    EXPECT_NE(made.error().message.find("more than 1048576 tensors"), std::string::npos)
+        << made.error().message;
+  }
+}
+
 TEST(TranslateTest, AnExpertThatIsMissingIsRefusedByName) {
   Builder files;
   for (const int expert : {0, 1, 3}) {
