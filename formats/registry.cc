@@ -9,6 +9,7 @@
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/deepspeed/universal_source.h"
+#include "formats/dialects/translated_format.h"
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
@@ -27,13 +28,18 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
 
 std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFiles> models) {
   std::vector<std::unique_ptr<ViewFormat>> formats;
-  formats.push_back(std::make_unique<RankFormat>());
-  formats.push_back(std::make_unique<deepspeed::UniversalFormat>());
-  formats.push_back(std::make_unique<HuggingFaceFormat>(std::move(models)));
+  auto translations = Translations::Make(models);
+  CKPT_CHECK(translations.has_value());  // tables and families of this build
+  const auto add = [&](std::unique_ptr<ViewFormat> format, Dialect own = Dialect::kAsSource) {
+    formats.push_back(std::make_unique<TranslatedFormat>(std::move(format), *translations, own));
+  };
+  add(std::make_unique<RankFormat>());
+  add(std::make_unique<deepspeed::UniversalFormat>());
+  add(std::make_unique<HuggingFaceFormat>(std::move(models)), Dialect::kHf);
   for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
-    formats.push_back(std::make_unique<ResumeFormat>(tool));
+    add(std::make_unique<ResumeFormat>(tool));
   }
-  formats.push_back(std::make_unique<DcpFormat>());
+  add(std::make_unique<DcpFormat>());
   return formats;
 }
 

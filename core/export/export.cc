@@ -46,7 +46,7 @@ struct Target {
   bool done = false;  // whole from an earlier run
 };
 
-using PlanPtr = std::shared_ptr<const Plan>;
+using PlanPtr = std::shared_ptr<const ShownPlan>;
 
 struct Chunk {
   size_t target = 0;
@@ -95,8 +95,8 @@ class Export {
   std::vector<Chunk> chunks_;                           // still to do
   std::vector<std::pair<uint64_t, uint64_t>> durable_;  // (file, chunk) of the journal
   // By target: threads are at neighbouring chunks of few files.
-  LoadingCache<size_t, PlanPtr> plans_{kPlanBytes,
-                                       [](const PlanPtr& plan) { return plan->MemoryBytes(); }};
+  LoadingCache<size_t, PlanPtr> plans_{
+      kPlanBytes, [](const PlanPtr& shown) { return shown->plan.MemoryBytes(); }};
   Descriptor journal_;
   ExportReport report_;
 };
@@ -311,21 +311,21 @@ Status Export::FinishFile(Target& target) {
 Result<PlanPtr> Export::PlanOf(size_t target) {
   return plans_.Get(target, [&]() -> Result<PlanPtr> {
     const Target& file = targets_[target];
-    CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
-    if (plan.size() != file.size) {
+    CKPT_ASSIGN_OR_RETURN(ShownPlan shown, views_.MakePlan(file.view_path));
+    if (shown.plan.size() != file.size) {
       return Fail(ErrorCode::kInternal, StrCat(file.view_path,
                                                ": the plan does not have the "
                                                "listed size"));
     }
-    return std::make_shared<const Plan>(std::move(plan));
+    return std::make_shared<const ShownPlan>(std::move(shown));
   });
 }
 
 Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   Target& target = targets_[chunk.target];
   const std::string partial = StrCat(target.path, kPartial);
-  CKPT_ASSIGN_OR_RETURN(const PlanPtr plan, PlanOf(chunk.target));
-  const PlanReader reader(*plan, views_.step(), blobs_);
+  CKPT_ASSIGN_OR_RETURN(const PlanPtr shown, PlanOf(chunk.target));
+  const PlanReader reader(shown->plan, *shown->step, blobs_);
   CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenDescriptor(partial, O_RDWR));
   const uint64_t begin = chunk.number * kChunk;
   const uint64_t end = std::min(target.size, begin + kChunk);
@@ -379,8 +379,8 @@ bool Export::HasAllNames() {
 
 Result<bool> Export::SameChunk(const Chunk& chunk) {
   const Target& target = targets_[chunk.target];
-  CKPT_ASSIGN_OR_RETURN(const PlanPtr plan, PlanOf(chunk.target));
-  const PlanReader reader(*plan, views_.step(), blobs_);
+  CKPT_ASSIGN_OR_RETURN(const PlanPtr shown, PlanOf(chunk.target));
+  const PlanReader reader(shown->plan, *shown->step, blobs_);
   CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenDescriptor(target.path, O_RDONLY));
   const uint64_t end = std::min(target.size, (chunk.number + 1) * kChunk);
   const uint64_t begin = chunk.number * kChunk;

@@ -39,6 +39,15 @@ constexpr std::array<DtypeToken, 3> kDtypes = {{
     {"fp32", DType::kF32},
 }};
 
+struct DialectWord {
+  std::string_view name;
+  Dialect dialect;
+};
+constexpr std::array<DialectWord, 2> kDialects = {{
+    {"hf", Dialect::kHf},
+    {"hf5", Dialect::kHf5},
+}};
+
 struct KeysToken {
   std::string_view name;
   StateKeys keys;
@@ -77,6 +86,13 @@ class Parser {
       layout_.naming = token == "pipe" ? Naming::kPipe : Naming::kPlain;
       return {};
     }
+    for (const DialectWord& candidate : kDialects) {
+      if (token == candidate.name) {
+        CKPT_RETURN_IF_ERROR(Once("a dialect", token));
+        layout_.dialect = candidate.dialect;
+        return {};
+      }
+    }
     for (const KeysToken& candidate : kKeys) {
       if (token == candidate.name) {
         CKPT_RETURN_IF_ERROR(Once("a key shape", token));
@@ -95,7 +111,7 @@ class Parser {
     }
     return Refuse(token,
                   "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
-                  "split3-5 plain pipe nested flat titan accelerate numbered");
+                  "split3-5 plain pipe hf hf5 nested flat titan accelerate numbered");
   }
 
   Result<Layout> Finish() {
@@ -223,10 +239,18 @@ std::string Layout::ToString() const {
   }
   if (naming == Naming::kPlain) add("plain");
   if (naming == Naming::kPipe) add("pipe");
+  if (dialect != Dialect::kAsSource) add(DialectToken(dialect));
   for (const KeysToken& candidate : kKeys) {
     if (keys == candidate.keys) add(candidate.name);
   }
   return text.empty() ? "tp1" : text;
+}
+
+std::string_view DialectToken(Dialect dialect) {
+  for (const DialectWord& candidate : kDialects) {
+    if (candidate.dialect == dialect) return candidate.name;
+  }
+  return "";
 }
 
 RankCoordinate CoordinateOf(const Layout& layout, uint64_t rank) {

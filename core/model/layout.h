@@ -9,6 +9,7 @@
 //          | "bf16" | "fp16" | "fp32"
 //          | "split" 1*DIGIT *( "-" 1*DIGIT )
 //          | "plain" | "pipe"
+//          | "hf" | "hf5"
 //          | "nested" | "flat" | "titan" | "accelerate" | "numbered"
 //
 // An absent degree is 1, an absent zero 0.  Each token appears at most once.
@@ -32,6 +33,16 @@ namespace ckptfs {
 
 enum class Naming : uint8_t { kAsSource = 0, kPlain = 1, kPipe = 2 };
 
+// How a library names the model's tensors, and which of them it keeps as one.  The numbers are not
+// stored.
+enum class Dialect : uint8_t {
+  kAsSource = 0,
+  kHf,   // Hugging Face's files: what save_pretrained writes
+  kHf5,  // modules of transformers 5
+};
+// The token: "hf", "hf5"; "" for kAsSource.
+std::string_view DialectToken(Dialect dialect);
+
 // Under which keys a state dict of torch.distributed.checkpoint has what; of no
 // interest to other formats.
 enum class StateKeys : uint8_t {
@@ -49,6 +60,7 @@ struct Layout {
   std::optional<DType> dtype;   // of weights only; absent: as stored
   std::vector<uint32_t> split;  // layers per pipeline stage; empty: even
   Naming naming = Naming::kAsSource;
+  Dialect dialect = Dialect::kAsSource;
   StateKeys keys = StateKeys::kAsSource;
   bool operator==(const Layout&) const = default;
 

@@ -16,11 +16,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/model/step_model.h"
 #include "core/view/plan.h"
 
 namespace ckptfs {
@@ -58,9 +61,20 @@ struct ViewEntry {
 // kNotFound: a view does not have the path.
 tl::unexpected<Error> NotInView(std::string_view path);
 
+// A plan with the step whose atoms and blobs it names.
+struct ShownPlan {
+  Plan plan;
+  std::shared_ptr<const StepModel> step;
+};
+
 class View {
  public:
+  // `step`: the model that the view's plans refer to: the stored one, or that one under the names
+  // of another dialect.
+  explicit View(std::shared_ptr<const StepModel> step) : step_(std::move(step)) {}
   virtual ~View() = default;
+
+  const std::shared_ptr<const StepModel>& step() const { return step_; }
 
   // Entries of a directory; "" is view/<layout>/ itself (only what this format
   // puts there).  kNotFound if this view has no such directory.
@@ -79,6 +93,9 @@ class View {
   // Heap bytes of what was derived, the ShownState apart, once everything was
   // asked for: what bounds a cache of views.
   virtual uint64_t MemoryBytes() const = 0;
+
+ private:
+  const std::shared_ptr<const StepModel> step_;
 };
 
 }  // namespace ckptfs

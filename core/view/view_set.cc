@@ -7,18 +7,27 @@
 
 #include "core/base/edit_distance.h"
 #include "core/base/strings.h"
+#include "core/dialect/translate.h"
 
 namespace ckptfs {
 namespace {
 
-uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const View>> views) {
+// With the steps under other names that views show.
+uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const View>> views,
+                 const StepModel& step) {
   uint64_t bytes = sizeof(ViewSet) + sizeof(LayoutOffer) + offer.name.size();
   for (const LayoutOffer::Answer& answer : offer.answers) {
     bytes += sizeof(answer) + answer.format.size();
     if (answer.refusal) bytes += answer.refusal->message.size() + answer.refusal->needs.size();
     for (const std::string& line : answer.left_out) bytes += sizeof(std::string) + line.size();
   }
-  for (const auto& view : views) bytes += view->MemoryBytes();
+  const StepModel* counted = &step;  // the stored one is not the view set's
+  for (const auto& view : views) {
+    bytes += view->MemoryBytes();
+    if (view->step().get() == counted || view->step().get() == &step) continue;
+    counted = view->step().get();
+    bytes += HeapBytesOf(*counted);
+  }
   return bytes;
 }
 
@@ -86,7 +95,7 @@ ViewSet::ViewSet(std::shared_ptr<const ShownState> shown, std::shared_ptr<const 
     : shown_(std::move(shown)),
       offer_(std::move(offer)),
       views_(std::move(views)),
-      memory_bytes_(shown_->MemoryBytes() + BytesOf(*offer_, views_)) {}
+      memory_bytes_(shown_->MemoryBytes() + BytesOf(*offer_, views_, shown_->step())) {}
 
 std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> step,
                                              const Layout& layout,
@@ -225,11 +234,11 @@ Error ViewSet::WhyAbsent(std::string_view path) const {
   return absent(refused ? ErrorCode::kUnsupported : ErrorCode::kNotFound, message);
 }
 
-Result<Plan> ViewSet::MakePlan(std::string_view file) const {
+Result<ShownPlan> ViewSet::MakePlan(std::string_view file) const {
   CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(file));
   CKPT_ASSIGN_OR_RETURN(Plan plan, owner->MakePlan(file));
-  CKPT_RETURN_IF_ERROR(plan.Validate(step()));
-  return plan;
+  CKPT_RETURN_IF_ERROR(plan.Validate(*owner->step()));
+  return ShownPlan{std::move(plan), owner->step()};
 }
 
 }  // namespace ckptfs

@@ -68,8 +68,8 @@ class ViewSet {
   // everything below it.
   Result<std::vector<ViewEntry>> List(std::string_view directory) const;
   Result<ViewEntry> Find(std::string_view path) const;
-  // The plan has the size that Find tells and passes Plan::Validate.
-  Result<Plan> MakePlan(std::string_view file) const;
+  // The plan has the size that Find tells and passes Plan::Validate for the step beside it.
+  Result<ShownPlan> MakePlan(std::string_view file) const;
   // Why Find says kNotFound: nobody has it (kNotFound, with what may have been meant), or
   // a format that does not show the layout might (kUnsupported, with the reasons; of
   // a format that is named its own alone).

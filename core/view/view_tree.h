@@ -32,7 +32,8 @@ class ViewTree : public View {
   using Text = std::shared_ptr<const std::string>;
   using PlanMaker = std::function<Result<Plan>()>;
 
-  explicit ViewTree(std::shared_ptr<const ShownState> shown) : shown_(std::move(shown)) {}
+  explicit ViewTree(std::shared_ptr<const ShownState> shown)
+      : View(shown->shared_step()), shown_(std::move(shown)) {}
 
   // An entry takes the place of all that stood at its path, and below it.
   void AddText(const std::string& path, Text text);
@@ -41,7 +42,7 @@ class ViewTree : public View {
   // `held`: the heap bytes that `make` keeps.
   void AddMade(const std::string& path, uint64_t size, Reading reading, PlanMaker make,
                uint64_t held = 0);
-  // `inner` of another view, and all below it.
+  // `inner` of another view, and all below it.  REQUIRES: it is a view of the same step.
   Status AddPart(const std::string& path, std::shared_ptr<const View> view,
                  const std::string& inner);
   // Lines for View::LeftOut, besides those of its parts.

@@ -187,10 +187,27 @@ Result<KeyShape> KeysAsked(const StepModel& step, ckptfs::StateKeys asked) {
   return KeyShape();
 }
 
+// Numbers are of the source's own parameters; names that a dialect made have none.
+Status CheckNumbers(const StepModel& step, const KeyShape& keys) {
+  for (const Group& group : step.groups) {
+    if (!keys.numbers.contains(group.optimizer)) continue;
+    for (const ParameterIndex p : group.parameters) {
+      const std::string& name = step.parameter(p).name;
+      if (keys.NumberOf(group.optimizer, name)) continue;
+      return Fail(Error{ErrorCode::kUnsupported,
+                        "the source's optimizer numbers its parameters, and this one has no number"}
+                      .OfParameter(name)
+                      .Needing("add 'nested' or 'flat' to the layout"));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<KeyShape> KeysFor(const StepModel& step, ckptfs::StateKeys asked) {
   CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, asked));
+  CKPT_RETURN_IF_ERROR(CheckNumbers(step, keys));
   const Document* source = TraitsOf(step).own_keys ? step.FindDocument(kSourceKeys) : nullptr;
   if (source == nullptr || !keys.state_names.empty()) return keys;
   CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));  // its live parameters' names

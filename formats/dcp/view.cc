@@ -20,7 +20,8 @@ constexpr std::string_view kMetadataFile = ".metadata";
 class DcpView : public View {
  public:
   DcpView(std::shared_ptr<const ShownState> shown, std::string top, dcp::DirectoryIndex index)
-      : shown_(std::move(shown)),
+      : View(shown->shared_step()),
+        shown_(std::move(shown)),
         top_(std::move(top)),
         index_(std::make_shared<const dcp::DirectoryIndex>(std::move(index))),
         metadata_size_(dcp::MetadataSize(*index_)) {}

@@ -124,7 +124,10 @@ ViewEntry FileEntry(size_t file, uint64_t size) {
 class RankView : public View {
  public:
   explicit RankView(std::shared_ptr<const ShownState> shown)
-      : shown_(std::move(shown)), step_(shown_->step()), layout_(shown_->layout()) {}
+      : View(shown->shared_step()),
+        shown_(std::move(shown)),
+        step_(shown_->step()),
+        layout_(shown_->layout()) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;

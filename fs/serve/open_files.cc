@@ -74,7 +74,7 @@ Result<std::shared_ptr<const PreparedPlan>> OpenFiles::Prepare(const Node& file)
   auto plan = plans_.Find(file.inode).value_or(nullptr);
   if (!plan) {
     CKPT_ASSIGN_OR_RETURN(auto mounted, file.step->Mounted());
-    CKPT_ASSIGN_OR_RETURN(Plan fresh, resolver_.MakePlan(file, *mounted));
+    CKPT_ASSIGN_OR_RETURN(ShownPlan fresh, resolver_.MakePlan(file, *mounted));
     plan = plans_.Insert(file.inode, std::make_shared<const PreparedPlan>(
                                          std::move(mounted), std::move(fresh), file.path));
   }
@@ -95,7 +95,7 @@ void OpenFiles::Expect(const Node& file) {
 ServingChoice OpenFiles::Choose(const Node& file, const PreparedPlan& plan, bool warming) const {
   ServingQuestion question;
   question.size = file.size;
-  question.whole_blob = plan.plan().WholeBlob(plan.step().model()).has_value();
+  question.whole_blob = plan.plan().WholeBlob(plan.model()).has_value();
   question.passthrough = passthrough_.load(std::memory_order_relaxed);
   question.materialise = materialiser_ != nullptr;
   question.filled = materialiser_ && materialiser_->IsFilled(file.inode);
@@ -112,7 +112,7 @@ Result<std::shared_ptr<const Backing>> OpenFiles::MakeBacking(const Node& file,
   *reason = choice.reason;
   if (choice.mode == ServingMode::kStream) return nullptr;
   if (choice.mode == ServingMode::kDirect) {
-    auto source = OpenSource(plan.step(), *plan.plan().WholeBlob(plan.step().model()));
+    auto source = OpenSource(plan.step(), *plan.plan().WholeBlob(plan.model()));
     if (!source) return Fail(std::move(source).error().WithContext(file.path));
     if ((*source)->fd() >= 0) return source;
     *reason = "its file has no descriptor";

@@ -4,16 +4,17 @@
 
 namespace ckptfs {
 
-PreparedPlan::PreparedPlan(std::shared_ptr<const MountedStep> step, Plan plan, std::string path)
+PreparedPlan::PreparedPlan(std::shared_ptr<const MountedStep> step, ShownPlan shown,
+                           std::string path)
     : step_(std::move(step)),
-      plan_(std::move(plan)),
-      reader_(plan_, step_->model(), step_->blobs()),
+      shown_(std::move(shown)),
+      reader_(shown_.plan, *shown_.step, step_->blobs()),
       path_(std::move(path)),
-      blobs_(plan_.Blobs(step_->model(), BlobUse::kAny)),
-      read_(plan_.Blobs(step_->model(), BlobUse::kRead)) {}
+      blobs_(shown_.plan.Blobs(*shown_.step, BlobUse::kAny)),
+      read_(shown_.plan.Blobs(*shown_.step, BlobUse::kRead)) {}
 
 uint64_t PreparedPlan::MemoryBytes() const {
-  return sizeof(*this) + plan_.MemoryBytes() + path_.size() +
+  return sizeof(*this) + shown_.plan.MemoryBytes() + path_.size() +
          (blobs_.size() + read_.size()) * sizeof(BlobIndex);
 }
 

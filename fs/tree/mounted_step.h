@@ -31,6 +31,7 @@
 #include "core/base/result.h"
 #include "core/base/single_flight.h"
 #include "core/blob/blob_reader.h"
+#include "core/store/model_of.h"
 #include "core/store/step_catalogue.h"
 #include "core/view/view_set.h"
 #include "fs/permissions.h"
@@ -111,12 +112,11 @@ class MountedStep {
   const Step& step() const { return *step_; }
   const StepRecord& record() const { return step_->record; }
   const StepModel& model() const { return step_->model; }
+  std::shared_ptr<const StepModel> shared_model() const { return ModelOf(step_); }
   BlobReader& blobs() const { return *blobs_; }
-  // Heap bytes of the model and its indexes, about.
-  uint64_t MemoryBytes() const { return memory_bytes_; }
+  uint64_t MemoryBytes() const { return memory_bytes_; }  // of the model and its indexes, about
 
-  // The step in a layout, as the formats show it.
-  // BLOCKS: on opening the views, once for all who ask meanwhile.
+  // As the formats show the step.  BLOCKS: on opening the views, once for all who ask meanwhile.
   Result<std::shared_ptr<const ViewSet>> Views(const Layout& layout) const;
 
   // Computed when first asked for.

@@ -414,15 +414,19 @@ Result<std::vector<NodePtr>> Resolver::InsideChildren(const Node& parent) const 
   return children;
 }
 
-Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const {
+Result<ShownPlan> Resolver::RawPlan(const Node& file, const MountedStep& step) const {
+  const auto of_step = [&](Result<Plan> plan) -> Result<ShownPlan> {
+    if (!plan) return Fail(std::move(plan).error());
+    return ShownPlan{*std::move(plan), step.shared_model()};
+  };
   PlanBuilder text;
   switch (file.kind) {
     case NodeKind::kViewEntry: {
       CKPT_ASSIGN_OR_RETURN(const auto views, step.Views(file.view->layout));
       return views->MakePlan(file.ViewPath());
     }
-    case NodeKind::kAtom: return PlanAtomFile(step.model(), AtomIndex{file.index});
-    case NodeKind::kSourceFile: return PlanSourceFile(step.model(), BlobIndex{file.index});
+    case NodeKind::kAtom: return of_step(PlanAtomFile(step.model(), AtomIndex{file.index}));
+    case NodeKind::kSourceFile: return of_step(PlanSourceFile(step.model(), BlobIndex{file.index}));
     case NodeKind::kSourceText: text.Literal(step.model().texts[file.index].text); break;
     case NodeKind::kStepInfo: text.Literal(step.info()); break;
     case NodeKind::kViewReadme: text.Literal(step.view_readme()); break;
@@ -432,22 +436,23 @@ Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const 
       break;
     default: return Fail(ErrorCode::kInternal, StrCat(file.path, " has no plan"));
   }
-  return std::move(text).Finish();
+  return of_step(std::move(text).Finish());
 }
 
-Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const {
-  Result<Plan> plan = RawPlan(file, step);
-  if (!plan) return Fail(std::move(plan).error().WithContext(file.path));
-  if (plan->size() != file.size) {
-    return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan->size(),
+Result<ShownPlan> Resolver::MakePlan(const Node& file, const MountedStep& step) const {
+  Result<ShownPlan> shown = RawPlan(file, step);
+  if (!shown) return Fail(std::move(shown).error().WithContext(file.path));
+  const Plan& plan = shown->plan;
+  if (plan.size() != file.size) {
+    return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan.size(),
                                              " bytes, but the listing "
                                              "says ",
                                              file.size));
   }
   // Those of views are checked where they are made.
-  const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan->Validate(step.model());
+  const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan.Validate(*shown->step);
   if (!valid) return Fail(Error(valid.error()).WithContext(file.path));
-  return plan;
+  return shown;
 }
 
 }  // namespace ckptfs

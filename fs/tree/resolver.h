@@ -47,8 +47,8 @@ class Resolver {
   // True if a directory's entries never change.
   static bool Fixed(const Node& directory);
 
-  // A file's plan, checked against the model and the node's size.
-  Result<Plan> MakePlan(const Node& file, const MountedStep& step) const;
+  // A file's plan, checked against its step and the node's size.
+  Result<ShownPlan> MakePlan(const Node& file, const MountedStep& step) const;
 
  private:
   using Nodes = std::vector<NodePtr>;
@@ -58,7 +58,7 @@ class Resolver {
   Result<Nodes> LayoutChildren(const Node& views) const;
   Result<Nodes> ViewChildren(const Node& parent) const;
   Result<Nodes> InsideChildren(const Node& parent) const;
-  Result<Plan> RawPlan(const Node& file, const MountedStep& step) const;
+  Result<ShownPlan> RawPlan(const Node& file, const MountedStep& step) const;
   // Log a refused name once.
   void SayOnce(const std::string& path, std::string_view reason) const;
   // The same of what several names have in common.

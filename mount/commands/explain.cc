@@ -224,7 +224,7 @@ Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step
   const auto plan = views->MakePlan(file);
   if (!plan && plan.error().code == ErrorCode::kNotFound) return Fail(views->WhyAbsent(file));
   if (!plan) return Fail(plan.error());
-  return ExplainFile(options, step->model, file, *plan);
+  return ExplainFile(options, *plan->step, file, plan->plan);
 }
 
 // ---- a path in a mount ---------------------------------------------------------

@@ -11,6 +11,7 @@
 #include "core/store/lives.h"
 #include "core/store/model_of.h"
 #include "core/view/layout_survey.h"
+#include "formats/dialects/translations.h"
 #include "formats/registry.h"
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
@@ -117,6 +118,10 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
   for (const char* key : {"model_dtype", "family"}) {
     if (info.contains(key)) fmt::print("{}: {}\n", key, Printable(info.value(key, "")));
   }
+  if (info["names"].contains("dialects")) {
+    fmt::print("names: {} ({})\n", Printable(info["names"].value("dialects", "")),
+               Printable(info["names"].value("why", "")));
+  }
   PrintSizes(info);
   const Json& source = info["source"];
   fmt::print("source: {}, {}\n", Counted(source.value("files", uint64_t{0}), "file"),
@@ -141,6 +146,19 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
   PrintViews(survey);
 }
 
+// Which dialect the step's names are of, and what proves it.
+Status AddNames(const std::shared_ptr<const StepModel>& step,
+                const std::optional<ModelFiles>& models, Json& info) {
+  CKPT_ASSIGN_OR_RETURN(const auto translations, Translations::Make(models));
+  const FoundDialect said = translations->Of(step);
+  info["names"] = {{"why", said.why}};
+  if (said.same) info["names"]["dialects"] = "hf, hf5";
+  if (said.dialect != Dialect::kAsSource) {
+    info["names"]["dialects"] = DialectToken(said.dialect);
+  }
+  return {};
+}
+
 Status RunInfo(const InfoFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const LoadedSubject subject,
                         LookAtSubject(options.subject, options.store, options.ingest));
@@ -149,6 +167,7 @@ Status RunInfo(const InfoFlags& options) {
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is not JSON");
   const std::string given = ModelFilesOfMounts(options.ingest.hf_config, options.store);
   CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(given));
+  CKPT_RETURN_IF_ERROR(AddNames(ModelOf(step), models, info));
   const auto formats = MakeViewFormats(std::move(models));
   const LayoutSurvey survey = SurveyLayouts(ModelOf(step), formats);
   AddViews(survey, info);

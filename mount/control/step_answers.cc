@@ -107,11 +107,11 @@ std::string StepAnswers::HeadOf(const Answer& answer) {
 StepAnswers::Answer StepAnswers::ReadFile(const std::string& path, uint64_t offset,
                                           uint64_t length) {
   if (path != path_) {
-    CKPT_ASSIGN_OR_RETURN(plan_, views_->MakePlan(path));
+    CKPT_ASSIGN_OR_RETURN(shown_, views_->MakePlan(path));
     path_ = path;
   }
   bytes_.resize(std::min(length, kLargestReply));
-  const PlanReader reader(plan_, step_->model, *blobs_);
+  const PlanReader reader(shown_.plan, *shown_.step, *blobs_);
   CKPT_ASSIGN_OR_RETURN(const size_t count, reader.ReadParallel(offset, bytes_));
   return std::span<const std::byte>(bytes_).first(count);
 }

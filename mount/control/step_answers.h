@@ -62,8 +62,8 @@ class StepAnswers {
   const std::shared_ptr<const Step> step_;
   const std::shared_ptr<const ViewSet> views_;
   const std::unique_ptr<BlobReader> blobs_;
-  std::string path_;  // the file that `plan_` is of
-  Plan plan_;
+  std::string path_;  // the file that `shown_` is of
+  ShownPlan shown_;
   std::vector<std::byte> bytes_;
   std::string text_;
 };

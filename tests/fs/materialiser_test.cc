@@ -28,7 +28,8 @@ class MaterialiserTest : public ::testing::Test {
     if (auto pool = PagePool::Create(kHugePage); !pool) GTEST_SKIP() << pool.error().message;
     const auto step = entry_.Mounted().value();
     plan_ = std::make_unique<PreparedPlan>(
-        step, PlanSourceFile(step->model(), BlobIndex{0}).value(), "source");
+        step, ShownPlan{PlanSourceFile(step->model(), BlobIndex{0}).value(), step->shared_model()},
+        "source");
   }
 
   testing::TreeFixture t_;

@@ -103,7 +103,7 @@ StepModel MakeModel(const std::string& id, uint64_t iteration, const std::string
 class FakeView : public View {
  public:
   FakeView(const FakeFormat& format, std::shared_ptr<const StepModel> step, const Layout& layout)
-      : format_(format), step_(std::move(step)), layout_(layout) {}
+      : View(step), format_(format), step_(std::move(step)), layout_(layout) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;

@@ -125,7 +125,8 @@ class UniversalView : public View {
  public:
   UniversalView(std::shared_ptr<const ShownState> shown, UniversalIndex index, FixedSizes sizes,
                 std::vector<std::string> left_out)
-      : shown_(std::move(shown)),
+      : View(shown->shared_step()),
+        shown_(std::move(shown)),
         index_(std::move(index)),
         sizes_(std::move(sizes)),
         left_out_(std::move(left_out)) {}

@@ -22,7 +22,8 @@ constexpr uint64_t kChunk = 64 << 20;
 // Files whose bytes are zeros, a blob, or literals.
 class FakeView final : public View {
  public:
-  explicit FakeView(uint64_t blob_size) : blob_size_(blob_size) {}
+  FakeView(std::shared_ptr<const StepModel> step, uint64_t blob_size)
+      : View(std::move(step)), blob_size_(blob_size) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override {
     using Type = ViewEntry::Type;
@@ -93,11 +94,12 @@ class ExportTest : public testing::Test {
     blob.path = std::string("blob");
     blob.stamp = *StampOfFile(source_.Write("blob", "bytes of the blob"));
     model_.blobs = {blob};
-    view_ = std::make_shared<FakeView>(blob.stamp.size);
+    const uint64_t size = blob.stamp.size;
     blob.root = 1;
     blob.stamp = *StampOfFile(second_.Write("blob", "second"));
     model_.roots.push_back(second_.path());
     model_.blobs.push_back(blob);
+    view_ = std::make_shared<FakeView>(std::make_shared<const StepModel>(model_), size);
   }
   // The second source is not there when `away`.
   Result<ExportReport> Run(std::string_view part, std::string_view identity = "run/1 tp1",

@@ -26,6 +26,8 @@ TEST(LayoutTest, RendersCanonically) {
   EXPECT_EQ(Canonical("ep2_dp2_plain"), "dp2_ep2_plain");
   EXPECT_EQ(Canonical("flat_plain_fp32_dp2"), "dp2_fp32_plain_flat");
   EXPECT_EQ(Canonical("titan_dp1"), "titan");
+  EXPECT_EQ(Canonical("hf5_titan_plain"), "plain_hf5_titan");
+  EXPECT_EQ(Canonical("hf_tp2"), "tp2_hf");
   EXPECT_EQ(Canonical("accelerate_tp2"), "tp2_accelerate");
   EXPECT_EQ(Canonical("nested"), "nested");
 }

@@ -19,8 +19,8 @@ using testing::HasSubstr;
 // Some files, whose content is the name of their format; "Upper" is "upper" too.
 class NamedView final : public View {
  public:
-  NamedView(std::string format, std::set<std::string> files)
-      : format_(std::move(format)), files_(std::move(files)) {}
+  NamedView(std::shared_ptr<const StepModel> step, std::string format, std::set<std::string> files)
+      : View(std::move(step)), format_(std::move(format)), files_(std::move(files)) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override {
     std::map<std::string, ViewEntry> entries;
@@ -69,9 +69,9 @@ class NamedFormat final : public ViewFormat {
   NamedFormat(std::string name, std::set<std::string> files)
       : name_(std::move(name)), files_(std::move(files)) {}
   std::string_view name() const override { return name_; }
-  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState>) const override {
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override {
     if (files_.empty()) return Fail(ErrorCode::kUnsupported, StrCat(name_, " cannot"));
-    return std::make_shared<const NamedView>(name_, files_);
+    return std::make_shared<const NamedView>(shown->shared_step(), name_, files_);
   }
 
  private:
@@ -102,9 +102,9 @@ TEST(ViewSetTest, ANameAtTheTopBelongsToTheFirstFormatWithAllBelowIt) {
   EXPECT_THAT(NamesIn(*views, ""), ElementsAre("mine", "shared", "z"));
   EXPECT_THAT(NamesIn(*views, "shared"), ElementsAre("x"));
   EXPECT_EQ(views->Find("shared/x")->size, 1u);
-  EXPECT_EQ(views->MakePlan("shared/x")->size(), 1u);
+  EXPECT_EQ(views->MakePlan("shared/x")->plan.size(), 1u);
   EXPECT_EQ(views->Find("shared/y").error().code, ErrorCode::kNotFound);
-  EXPECT_EQ(views->MakePlan("z")->size(), 6u);
+  EXPECT_EQ(views->MakePlan("z")->plan.size(), 6u);
 }
 
 TEST(ViewSetTest, OffersWhatIsShownAndSaysEveryReasonWhyNot) {

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Translate shows a step under the names of another dialect: an ordinary finished StepModel with
+// the same blobs and documents, whose tensors are put together out of those that were saved.  All
+// that follows a parameter follows its maps: masters and moments, groups, second names.
+//
+//   recognise   the config's model type, names and shapes together say which dialect a step is in
+//   plan        each parameter becomes one of another name, several, or a part of one
+//   compose     each atom by ComposeSource; patterns by the family of the names that it gets
+//
+// What cannot follow its parameter is a refusal by name: a view that left a state out would have a
+// reader begin it anew.
+//
+// Thread safety: immutable values; pure functions.
+// Lifetime: a translated step is independent of the one that it was made of.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+#include "core/dialect/dialect.h"
+#include "core/model/family.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// What a table says of a step.
+struct FoundDialect {
+  Dialect dialect = Dialect::kAsSource;  // kAsSource: nothing proves one
+  bool same = false;                     // names of such models are the same in both
+  std::string why;                       // what proves it, or what is missing
+};
+
+// `model_type`: the config's; empty if there is none.  `experts`: the config's number of experts,
+// 0 if it does not say one.
+struct ModelKind {
+  std::string model_type;
+  uint64_t experts = 0;
+};
+
+// `table` is that of `dialect`.  A step is in it, or in that of files, if the config's model type
+// has rules, names of only one side are there, and the shapes of all of them fit.
+FoundDialect Recognise(const StepModel& step, const DialectTable& table, Dialect dialect,
+                       const ModelKind& kind);
+
+// What a view shows of a step.
+enum class Carried : uint8_t {
+  kAll,
+  kWeights,  // no states, no groups: nothing that only an optimizer has can be in the way
+};
+
+// The step in the other dialect of the table: `to` is `dialect` or kHf.  The same pointer if it is
+// in that one already.  kUnsupported: nothing proves which it is in, a parameter cannot follow, or
+// the result would have too many pieces.
+Result<std::shared_ptr<const StepModel>> Translate(std::shared_ptr<const StepModel> step,
+                                                   const DialectTable& table, Dialect dialect,
+                                                   const ModelKind& kind, Dialect to,
+                                                   const FamilySet& families,
+                                                   Carried carried = Carried::kAll);
+
+// Heap bytes of parameters, atoms and their pieces, about: what bounds a cache of steps.
+uint64_t HeapBytesOf(const StepModel& step);
+
+}  // namespace ckptfs

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Translations are steps under the names of other dialects: each is made once for all views that
+// show it, and those used last are kept.  Which model a step is of, its config.json says; without
+// that nothing is translated.
+//
+// Thread safety: all methods may be called concurrently.
+// Lifetime: translated steps are their callers'; a kept one keeps the step that it was made of.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/base/loading_cache.h"
+#include "core/base/lru.h"
+#include "core/base/result.h"
+#include "core/dialect/translate.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+#include "formats/tools/model_files.h"
+
+namespace ckptfs {
+
+class Translations {
+ public:
+  // Of what is kept, those used last apart.
+  static constexpr uint64_t kKeptBytes = uint64_t{1} << 30;
+  static constexpr uint64_t kSaid = 256;  // steps whose dialect is remembered
+
+  // `given`: for steps that do not have a config.json (mount --hf-config).
+  static Result<std::shared_ptr<Translations>> Make(std::optional<ModelFiles> given);
+
+  // What config, names and shapes prove of the step.
+  FoundDialect Of(const std::shared_ptr<const StepModel>& step);
+  // The step in the dialect; itself where it is in it.  Errors as Translate's, and for quantised
+  // weights, whose scales have names of their own.
+  Result<std::shared_ptr<const StepModel>> To(const std::shared_ptr<const StepModel>& step,
+                                              Dialect to, Carried carried = Carried::kAll);
+
+ private:
+  struct Key {
+    const StepModel* step = nullptr;
+    Dialect to = Dialect::kAsSource;
+    Carried carried = Carried::kAll;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const {
+      return std::hash<const StepModel*>()(key.step) * 31 + static_cast<size_t>(key.to) * 2 +
+             static_cast<size_t>(key.carried);
+    }
+  };
+  struct Made {
+    std::shared_ptr<const StepModel> of;  // no other step has its address meanwhile
+    std::shared_ptr<const StepModel> step;
+  };
+  using MadePtr = std::shared_ptr<const Made>;
+  struct Said {
+    std::weak_ptr<const StepModel> of;
+    FoundDialect recognised;
+  };
+  struct Config {
+    ModelKind kind;
+    bool quantised = false;
+  };
+
+  Translations(std::optional<ModelFiles> given, DialectTable hf5, FamilySet families);
+  Config ConfigOf(const StepModel& step) const;
+
+  const std::optional<ModelFiles> given_;
+  const DialectTable hf5_;
+  const FamilySet families_;
+  Lru<const StepModel*, std::shared_ptr<const Said>> said_{kSaid};
+  LoadingCache<Key, MadePtr, KeyHash> kept_;
+};
+
+}  // namespace ckptfs
