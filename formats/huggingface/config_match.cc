@@ -12,6 +12,7 @@
 #include "formats/huggingface/module_names.h"
 #include "formats/huggingface/names.h"
 #include "formats/tools/model_files.h"
+#include "formats/tools/source_traits.h"
 
 namespace ckptfs::huggingface {
 namespace {
@@ -128,7 +129,7 @@ ConfigSource CarriedConfigOf(const StepModel& step, const ConfigFacts& facts) {
   }
   const bool together =
       std::ranges::any_of(configs, [&](const auto& place) { return weights.contains(place); });
-  return step.framework == "huggingface" && together ? ConfigSource::kWithWeights
+  return TraitsOf(step).pretrained && together ? ConfigSource::kWithWeights
                                                      : ConfigSource::kElsewhere;
 }
 

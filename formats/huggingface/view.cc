@@ -15,6 +15,7 @@
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/tools/config_text.h"
+#include "formats/tools/source_traits.h"
 
 namespace ckptfs {
 namespace {
@@ -136,7 +137,7 @@ Status AddWeights(const std::shared_ptr<const ShownState>& shown, std::vector<Sh
 // shown as it is.
 std::string ConfigText(const StepModel& step, const Layout& layout, const std::string& config) {
   const auto shown = layout.dtype ? layout.dtype : step.model_dtype;
-  const bool as_it_is = !layout.dtype && step.framework == "huggingface";
+  const bool as_it_is = !layout.dtype && TraitsOf(step).pretrained;
   return as_it_is || !shown ? config : WithDType(config, *shown);
 }
 

@@ -27,6 +27,8 @@ struct SourceTraits {
   // A document says under which keys the state dict had what.  Classes in documents are what
   // torch itself loads from the source, and a state of any shape is whole.
   bool own_keys = false;
+  // from_pretrained reads the source's own files.
+  bool pretrained = false;
 };
 
 inline constexpr SourceTraits kNoTraits{};
@@ -34,7 +36,7 @@ inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
     {.source = "deepspeed", .engine = true, .member_order = true},
     {.source = "deepspeed_universal", .engine = true},
     {.source = "dcp", .torch_states = true, .own_keys = true},
-    {.source = "huggingface", .torch_states = true},
+    {.source = "huggingface", .torch_states = true, .pretrained = true},
 });
 
 inline const SourceTraits& TraitsOf(const StepModel& step) {
