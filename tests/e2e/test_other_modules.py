@@ -163,3 +163,44 @@ def test_two_models_of_accelerate(ckptfs, tmp_path):
     said = ckptfs.adopt(tmp_path / 'step_1', 'run').stderr
     check(ckptfs, 'run', EVEN, moments(EVEN, OF['even']))
     assert "'pytorch_model_fsdp_1/'" in said and "'optimizer_1/'" in said, said
+
+
+def test_numbers_need_the_optimizers_order(ckptfs, tmp_path):
+    """A flat optimizer of DCP does not say in which order it had its parameters."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+    for flat in (False, True):
+        weights, states = get_state_dict(EVEN, OF['even'], options=StateDictOptions(flatten_optimizer_state_dict=flat))
+        dcp.save({'model': weights, 'optim': states}, checkpoint_id=str(tmp_path / str(flat) / 'step-1'), no_dist=True)
+        ckptfs.adopt(tmp_path / str(flat), str(flat))
+        done = ckptfs.run('export', f'{flat}/step-1', 'tp1_numbered/dcp', tmp_path / f'out{flat}', check=False)
+        assert (done.returncode == 0) == (not flat), done.stderr
+        assert not flat or 'in which order' in done.stderr, done.stderr
+
+
+def test_an_object_that_is_not_understood_is_left_out_alone(ckptfs, tmp_path):
+    import pickle
+    path = tmp_path / 'run' / 'step-1'
+    dcp.save({'model': EVEN.state_dict(), 'loader': {'order': 'text', 'epoch': 3}}, checkpoint_id=str(path), no_dist=True)
+    with open(path / '.metadata', 'rb') as file:
+        stored = pickle.load(file).storage_data
+    place, = (info for index, info in stored.items() if index.fqn == 'loader.order')
+    with open(path / place.relative_path, 'r+b') as file:
+        file.seek(place.offset)
+        file.write(b'\0' * place.length)
+    said = ckptfs.adopt(tmp_path / 'run', 'run').stderr
+    check(ckptfs, 'run', EVEN, {})
+    assert "'loader.order'" in said and "'loader.epoch'" not in said, said
+
+
+def test_an_optimizer_in_the_file_of_the_weights(ckptfs, tmp_path):
+    """Also in a directory; --weights-only opens none."""
+    for name in ('inside', 'broken'):
+        (tmp_path / name).mkdir()
+    torch.save({'model': SMALL.state_dict(), 'optimizer': OF['small'].state_dict()}, tmp_path / 'inside' / 'pytorch_model.bin')
+    ckptfs.adopt(tmp_path / 'inside', 'inside')
+    check(ckptfs, 'inside', SMALL, moments(SMALL, OF['small']))
+    torch.save(SMALL.state_dict(), tmp_path / 'broken' / 'pytorch_model.bin')
+    (tmp_path / 'broken' / 'optimizer.pt').write_bytes(b'cut off')
+    assert ckptfs.adopt(tmp_path / 'broken', 'broken', check=False).returncode == 4
+    ckptfs.adopt(tmp_path / 'broken', 'broken', extra=('--weights-only',))
+    check(ckptfs, 'broken', SMALL, {})

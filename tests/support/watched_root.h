@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // WatchedRoot passes calls to another Root, records what was asked of it and of
-// its files, and can make the n-th call fail.
+// its files, can make the n-th call fail, and can do something before it.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: its files share what they need.
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,6 +45,12 @@ class WatchedRoot final : public Root {
     MutexLock lock(state_->mutex);
     return state_->calls;
   }
+  // Before the n-th call after Watch(); it must not call the root.
+  void Before(uint64_t call, std::function<void()> act) {
+    MutexLock lock(state_->mutex);
+    state_->act_at = call;
+    state_->act = std::move(act);
+  }
   // The call that failed, if it came to that.
   std::optional<IoCall> failed() const {
     MutexLock lock(state_->mutex);
@@ -68,12 +75,15 @@ class WatchedRoot final : public Root {
   struct State {
     Mutex mutex;
     uint64_t fail_at GUARDED_BY(mutex) = 0;
+    uint64_t act_at GUARDED_BY(mutex) = 0;
+    std::function<void()> act GUARDED_BY(mutex);
     std::vector<IoCall> calls GUARDED_BY(mutex);
     std::optional<IoCall> failed GUARDED_BY(mutex);
 
     Status Enter(IoCall call) {
       MutexLock lock(mutex);
       calls.push_back(call);
+      if (calls.size() == act_at) act();
       if (calls.size() != fail_at) return {};
       failed = std::move(call);
       return Fail(ErrorCode::kIo, StrCat(failed->path, ": injected failure"));

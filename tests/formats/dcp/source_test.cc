@@ -19,6 +19,7 @@
 #include "formats/families/shipped.h"
 #include "tests/formats/dcp/dcp_maker.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs::dcp {
 namespace {
@@ -365,6 +366,51 @@ TEST_F(DcpSourceTest, AnOptimizerBesideSafetensorsHasTheirNames) {
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(100, 20));
+}
+
+// A job saves over the step while it is read: bytes of one save, or an error.
+TEST_F(DcpSourceTest, ShardsThatAreReplacedMeanwhileAreThoseOfOneSave) {
+  DcpMaker made;
+  const std::string state = "state.a.weight.exp_avg";
+  made.AddTensor("optimizer." + state, {4}, 5, {{{0}, {4}, kFile}}, {"optimizer", state});
+  const auto weights = [](const std::string& note, float first) {
+    std::vector<SafetensorsEntry> entries = {{"a.weight", DType::kF32, {4}}};
+    std::string file = RenderSafetensorsHeader({{"format", "pt"}, {"note", note}}, entries).value();
+    for (const float value : Counted(first, 4))
+      file.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    return file;
+  };
+  const std::string before = weights("", 1), after = weights(std::string(4096, 'x'), 9);
+  size_t taken = 0;
+  for (uint64_t call = 1; call < 200; ++call) {
+    for (const auto& [name, bytes] : made.files) Write("optimizer/" + name, bytes);
+    Write("optimizer/.metadata", made.Metadata());
+    Write("model.safetensors", before);
+    const Place place = PlaceOf(path_).value();
+    const auto root = std::make_shared<WatchedRoot>(place.root);
+    const auto found = source_->Find(root, place.directory).value();
+    ASSERT_EQ(found.size(), 1U);
+    root->Watch();
+    root->Before(call, [&] {
+      Write("new", after);
+      std::filesystem::rename(path_ + "/new", path_ + "/model.safetensors");
+    });
+    const auto step = source_->Read(found[0], options_);
+    const bool replaced = root->calls().size() >= call;
+    if (!step) continue;
+    ++taken;
+    // A blob that changed after it was stamped is refused when it is read.
+    const auto& weight = step->atom(*step->FindAtom(*step->FindParameter("a.weight"), "weight"));
+    const uint64_t stamped =
+        step->blob(BlobIndex{weight.source.gathers.at(0).series.at(0).blob}).stamp.size;
+    const std::string& file = stamped == before.size() ? before : after;
+    const uint64_t offset = weight.source.gathers.at(0).series.at(0).offset;
+    float first = 0;
+    std::memcpy(&first, file.data() + offset, sizeof(first));
+    EXPECT_EQ(first, stamped == before.size() ? 1 : 9) << "call " << call;
+    if (!replaced) break;
+  }
+  EXPECT_GT(taken, 0U);
 }
 
 TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
