@@ -172,7 +172,7 @@ def test_numbers_need_the_optimizers_order(ckptfs, tmp_path):
         weights, states = get_state_dict(EVEN, OF['even'], options=StateDictOptions(flatten_optimizer_state_dict=flat))
         dcp.save({'model': weights, 'optim': states}, checkpoint_id=str(tmp_path / str(flat) / 'step-1'), no_dist=True)
         ckptfs.adopt(tmp_path / str(flat), str(flat))
-        done = ckptfs.run('export', f'{flat}/step-1', 'tp1_numbered/dcp', tmp_path / f'out{flat}', check=False)
+        done = ckptfs.run('export', '--store', ckptfs.store, f'{flat}/step-1', 'tp1_numbered/dcp', tmp_path / f'out{flat}', check=False)
         assert (done.returncode == 0) == (not flat), done.stderr
         assert not flat or 'in which order' in done.stderr, done.stderr
 

@@ -195,6 +195,40 @@ def test_signals_are_handled_while_a_save_waits_for_room(ckptfs, snapshotter):
     assert snap.save(3) and snap.wait_durable(3)
 
 
+def test_what_is_written_while_a_save_waits_for_room_is_not_saved(ckptfs):
+    """A step of what was there at the call and of what came later would be no moment's."""
+    block = receive_and_keep_nothing(ckptfs)
+    net = torch.nn.Linear(SIZE, SIZE)
+    snap = snapshots.Snapshotter(net, torch.optim.SGD(net.parameters()), run='job', store=ckptfs.store, slots=1, full='wait')
+    assert snap.save(1)
+    snap.before_update()
+
+    def write():
+        while snap.status()['full_waits'] == 0:
+            time.sleep(0.01)
+        net.weight.detach().numpy()[SIZE // 2] = 7.
+        os.unlink(block)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    snap.save(2)
+    writer.join()
+    assert snap.wait_durable(1) and not snap.wait_durable(2)
+    assert 'weight was written' in snap.status()['last_drop'], snap.status()
+    assert snap.save(3) and snap.wait_durable(3)
+    snap.close()
+
+
+def test_a_save_after_close_is_counted(ckptfs, snapshotter):
+    receive(ckptfs)
+    snap = snapshotter()
+    snap.close()
+    assert not snap.save(1)
+    status = snap.status()
+    assert (status['saves'], status['dropped']) == (1, 1)
+    assert status['last_drop'] == 'step 1: it was saved after close()'
+
+
 def test_signals_are_handled_while_a_daemon_is_greeted(ckptfs, snapshotter):
     receive(ckptfs)
     said = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
