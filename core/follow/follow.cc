@@ -125,7 +125,7 @@ void Follower::DropPointers(ScanResult& found) {
   std::erase_if(found.steps, [&](const FoundStep& step) {
     if (!step.candidate.pointer) return false;
     const SaveState state = step.source->StateOf(step.candidate, options_.adopt.source,
-                                                   SaveHistory{.listings = listings_});
+                                                 SaveHistory{.listings = listings_});
     if (state.missing && pointer_.empty()) pointer_ = state.missing->message;
     return true;
   });

@@ -221,8 +221,8 @@ void TorchState::CountTrained() {
   std::set<NodeId> seen;
   for (const Part& optimizer : optimizers_) AddNames(optimizer.value, seen, names);
   for (ModelCandidate& candidate : candidates_) {
-    candidate.trained = static_cast<size_t>(
-        std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+    candidate.trained =
+        static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
           return names.contains(NormaliseName(tensor.name));
         }));
   }

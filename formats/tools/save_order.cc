@@ -206,8 +206,7 @@ Result<StepTool> ToolThatWrites(const Root& root, const std::string& own,
     return StepTool::kNone;
   const StepTool itself = FirstOf(kWrites, name, entries);
   if (itself != StepTool::kNone || IsLightningName(name)) return itself;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier,
-                        EarlierSteps(root, own, history));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own, history));
   for (const StepEntries& step : earlier) {
     const StepTool tool = FirstOf(kLeft, name, step);
     if (tool != StepTool::kNone) return tool;

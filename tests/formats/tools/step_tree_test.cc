@@ -366,10 +366,9 @@ TEST_F(StepTreeTest, ARunIsNotListedAnewForEachStep) {
   const auto root = std::make_shared<WatchedRoot>(std::make_shared<FileRoot>(directory.path()));
   const auto taken = IngestPlace(Place{root, "run"}, sources, {}, HintsOfTools());
   EXPECT_FALSE(taken);  // the files are empty
-  EXPECT_LT(std::ranges::count_if(root->calls(),
-                                  [&](const IoCall& call) {
-                                    return call.name == "list" && call.path == At("run");
-                                  }),
+  EXPECT_LT(std::ranges::count_if(
+                root->calls(),
+                [&](const IoCall& call) { return call.name == "list" && call.path == At("run"); }),
             20);
 }
 
