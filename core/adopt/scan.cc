@@ -500,8 +500,9 @@ Result<IngestResult> IngestPlace(const Place& place, Sources sources, const Sour
                                  const ToolHints& hints) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, hints));
   std::vector<Job> jobs;
+  const SaveHistory history{.listings = std::make_shared<RunListings>()};
   for (FoundStep& step : scan.steps) {
-    Status complete = step.source->StateOf(step.candidate, options, {}).Readable();
+    Status complete = step.source->StateOf(step.candidate, options, history).Readable();
     jobs.push_back(Job{std::move(step), std::move(complete), std::nullopt});
   }
   ParallelFor(jobs.size(), [&](size_t i) {

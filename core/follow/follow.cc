@@ -124,7 +124,8 @@ void Follower::DropPointers(ScanResult& found) {
   pointer_.clear();
   std::erase_if(found.steps, [&](const FoundStep& step) {
     if (!step.candidate.pointer) return false;
-    const SaveState state = step.source->StateOf(step.candidate, options_.adopt.source, {});
+    const SaveState state = step.source->StateOf(step.candidate, options_.adopt.source,
+                                                 SaveHistory{.listings = listings_});
     if (state.missing && pointer_.empty()) pointer_ = state.missing->message;
     return true;
   });
@@ -167,7 +168,8 @@ SaveState Follower::StateOf(const FoundStep& found, const Known& known) const {
       if (!known.growing.contains(path)) step.mtime_ns = std::max(step.mtime_ns, stamp.mtime_ns);
     }
   }
-  return found.source->StateOf(step, options_.adopt.source, SaveHistory{known.growing, before_});
+  return found.source->StateOf(step, options_.adopt.source,
+                               SaveHistory{known.growing, before_, listings_});
 }
 
 bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) const {
@@ -466,6 +468,7 @@ Follower::Seen Follower::Look(Time now) {
   using Clock = std::chrono::steady_clock;
   const Time start = Clock::now();
   taking_ = {};
+  listings_ = std::make_shared<RunListings>();
   const auto found = Find();
   if (!found) {
     // A directory that is away says nothing of its steps, and one that loses a step while it

@@ -192,6 +192,7 @@ class Follower {
   StepNotices notices_;
   std::string unproven_;                                 // Adopted::unproven, of the last step
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
+  std::shared_ptr<RunListings> listings_;                // of this look
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time
   Duration taking_{};    // of this look: it waits for a disk, and is not a reason to look away

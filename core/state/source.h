@@ -23,6 +23,7 @@
 #include "core/io/root.h"
 #include "core/model/family.h"
 #include "core/model/step_model.h"
+#include "core/state/run_listings.h"
 
 namespace ckptfs {
 
@@ -89,13 +90,16 @@ struct SaveState {
   Status Readable() const { return missing ? Status(Fail(Error(*missing))) : Status(); }
 };
 
-// Facts that the follower of a run knows of it, and the run's files do not tell.
+// Facts that a caller knows of a run: the follower's, which the run's files do not tell, and what
+// was listed for other steps.
 struct SaveHistory {
   // Below the root: files that only become longer.  They may be logs: that they are newer than what
   // is written last says nothing, but where that is one of them.
   std::set<std::string> growing = {};
   // The names of the files of the step before in this run: a tool may have deleted that.
   std::shared_ptr<const std::set<std::string>> before = {};
+  // Shared by all steps of one look at a tree; null: the state of this one lists for itself.
+  std::shared_ptr<RunListings> listings = {};
 };
 
 class Source {

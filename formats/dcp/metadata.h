@@ -12,8 +12,8 @@
 //   MetadataIndex{ fqn [, offset] [, index] }      _StorageInfo{ relative_path, offset, length }
 //
 // A chunk costs about 60 bytes, so that millions of them fit.  Lists of chunks and paths that
-// the pickle mentions more than once are copied each time, and bounded by what a file can need.  The proof that chunks cover
-// a tensor is elsewhere (core/state/assembler.h).
+// the pickle mentions more than once are copied each time, and bounded by what a file can need. The
+// proof that chunks cover a tensor is elsewhere (core/state/assembler.h).
 //
 // Thread safety: immutable once read.
 // Units: boxes are elements, offsets and lengths bytes.

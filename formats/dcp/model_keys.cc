@@ -77,8 +77,8 @@ class Candidates {
   const std::vector<PathElement>& PathOf(size_t tensor) const {
     static const std::vector<PathElement> none;
     const auto& path = metadata_.tensor_paths[tensor];
-    const bool made = path.size() < 2 ||
-                      metadata_.tensors[tensor].name.starts_with(StrCat(Container(path), "."));
+    const bool made =
+        path.size() < 2 || metadata_.tensors[tensor].name.starts_with(StrCat(Container(path), "."));
     return made ? path : none;
   }
 
@@ -180,8 +180,8 @@ class Candidates {
     for (const auto& owner : keys_.owners) names.insert(NormaliseName(owner));
     if (names.empty()) return;
     for (ModelCandidate& candidate : all_) {
-      candidate.trained = static_cast<size_t>(
-          std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+      candidate.trained =
+          static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
             return names.contains(NormaliseName(tensor.name));
           }));
     }

@@ -62,18 +62,23 @@ ModelCandidate::Tensor TensorOf(std::string_view name, PickleRef value) {
 
 // Adds the names that an optimizer's groups or its states' keys say, without those of wrappers:
 // the module may have been saved with another wrapper (DDP, torch.compile) than the optimizer saw.
-void AddNames(PickleRef optimizer, std::set<std::string>& names) {
+// A pickle may mention a group, a list or a text often: `seen` holds those that were looked at.
+void AddNames(PickleRef optimizer, std::set<NodeId>& seen, std::set<std::string>& names) {
+  const auto first = [&](PickleRef value) { return value && seen.insert(value.id()).second; };
   const auto add = [&](PickleRef value) {
-    if (const auto name = value.String()) names.insert(NormaliseName(*name));
+    const auto name = value.String();
+    if (name && first(value)) names.insert(NormaliseName(*name));
   };
   const PickleRef groups = optimizer["param_groups"];
   for (size_t g = 0; g < groups.size(); ++g) {
+    if (!groups.at(g).IsDict() || !first(groups.at(g))) continue;
     for (const std::string_view key : {"params", "param_names"}) {
-      const PickleRef members = groups.at(g).IsDict() ? groups.at(g)[key] : PickleRef();
-      for (size_t i = 0; members && members.IsSequence() && i < members.size(); ++i)
-        add(members.at(i));
+      const PickleRef members = groups.at(g)[key];
+      if (!members || !members.IsSequence() || !first(members)) continue;
+      for (size_t i = 0; i < members.size(); ++i) add(members.at(i));
     }
   }
+  if (!first(optimizer["state"])) return;
   for (const auto& [key, value] : optimizer["state"].Items()) add(key);
 }
 
@@ -214,10 +219,11 @@ void TorchState::AddUnions() {
 
 void TorchState::CountTrained() {
   std::set<std::string> names;
-  for (const Part& optimizer : optimizers_) AddNames(optimizer.value, names);
+  std::set<NodeId> seen;
+  for (const Part& optimizer : optimizers_) AddNames(optimizer.value, seen, names);
   for (ModelCandidate& candidate : candidates_) {
-    candidate.trained = static_cast<size_t>(
-        std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+    candidate.trained =
+        static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
           return names.contains(NormaliseName(tensor.name));
         }));
   }

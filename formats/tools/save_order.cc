@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/run_listings.h"
 #include "formats/tools/step_names.h"
 
 namespace ckptfs {
@@ -161,30 +162,37 @@ std::string_view WithoutNumber(std::string_view name) {
   return name.substr(0, name.find_last_not_of("0123456789") + 1);
 }
 
+std::optional<RunListings::Numbered> NumberedStep(std::string_view name) {
+  const auto number = StepNumber(name);
+  if (!number) return std::nullopt;
+  return RunListings::Numbered{WithoutNumber(name), *number};
+}
+
 // Returns what is in the steps before `own` in the same run,
 // the nearest first; passes over those that are out of reach.
-Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::string& own) {
+Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::string& own,
+                                              const SaveHistory& history) {
   std::vector<StepEntries> out;
   const std::string name = LastComponent(root.PathOf(own));
-  const auto number = StepNumber(name);
-  if (own.empty() || !number) return out;
+  const auto step = NumberedStep(name);
+  if (own.empty() || !step) return out;
   const std::string above = ParentPath(own);
-  const auto beside = root.List(above);
-  if (!beside && IsOutOfReach(beside.error())) return out;
-  if (!beside) return Fail(Error(beside.error()));
-  std::vector<std::pair<uint64_t, std::string>> earlier;
-  for (const RootEntry& entry : *beside) {
-    const auto other = StepNumber(entry.name);
-    const bool before = entry.kind == EntryKind::kDirectory && entry.link.empty() && other &&
-                        *other < *number && WithoutNumber(entry.name) == WithoutNumber(name);
-    if (before) earlier.emplace_back(*other, entry.name);
-  }
-  std::ranges::sort(earlier, std::greater());
-  for (const auto& [_, step] : earlier) {
-    if (out.size() == kMaxEarlier) break;
-    auto entries = ListStepEntries(root, JoinPath(above, step));
+  RunListings alone;
+  RunListings& listings = history.listings ? *history.listings : alone;
+  const auto run = listings.StepsOf(root, above, step->run, NumberedStep);
+  if (!run && IsOutOfReach(run.error())) return out;
+  if (!run) return Fail(Error(run.error()));
+  RunListings::Steps& steps = **run;
+  auto at = steps.lower_bound({step->number, ""});
+  while (at != steps.begin() && out.size() < kMaxEarlier) {
+    --at;
+    auto entries = ListStepEntries(root, JoinPath(above, at->second));
     if (!entries && !IsOutOfReach(entries.error())) return Fail(std::move(entries).error());
-    if (entries) out.push_back(*std::move(entries));
+    if (entries) {
+      out.push_back(*std::move(entries));
+    } else {
+      at = steps.erase(at);  // no step asks for it again
+    }
   }
   return out;
 }
@@ -192,13 +200,13 @@ Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::strin
 // The tool whose last file is yet to be written, as the directory tells or, if it does not, the
 // steps before it: the first that is whole says which tool saves here.
 Result<StepTool> ToolThatWrites(const Root& root, const std::string& own,
-                                const StepEntries& entries) {
+                                const StepEntries& entries, const SaveHistory& history) {
   const std::string name = LastComponent(root.PathOf(own));
   if (FirstOf(kLeft, name, entries) != StepTool::kNone && !IsLightningName(name))
     return StepTool::kNone;
   const StepTool itself = FirstOf(kWrites, name, entries);
   if (itself != StepTool::kNone || IsLightningName(name)) return itself;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own, history));
   for (const StepEntries& step : earlier) {
     const StepTool tool = FirstOf(kLeft, name, step);
     if (tool != StepTool::kNone) return tool;
@@ -220,7 +228,8 @@ Status AddMore(const SaveOrder& order, const StepCandidate& step, const std::str
   const auto is = [&](const std::string& path) {
     return LastComponent(path).starts_with(order.more);
   };
-  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(*step.root, own));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier,
+                        EarlierSteps(*step.root, own, history));
   size_t count = 0;
   for (const std::string& name : entries.files) {
     if (!is(name)) continue;
@@ -307,7 +316,8 @@ Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places,
                         HasDirectory(root, places.own.empty() ? step.directory : places.own));
   if (!places.own.empty() && around) {
     CKPT_ASSIGN_OR_RETURN(entries, ListStepEntries(root, places.own));
-    CKPT_ASSIGN_OR_RETURN(const StepTool writes, ToolThatWrites(root, places.own, entries));
+    CKPT_ASSIGN_OR_RETURN(const StepTool writes,
+                          ToolThatWrites(root, places.own, entries, history));
     const SaveOrder* const begun = OrderOf(writes);
     if (begun != nullptr && !options.weights_only) return BegunBy(*begun, root, places.own);
     order = OrderOf(ToolOf(LastComponent(root.PathOf(places.own)), entries));

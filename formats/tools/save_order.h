@@ -47,7 +47,7 @@ struct SavePlaces {
 
 // How far the save of a step is of which the format misses no file.  kInvalid is the error of one
 // that a tool has begun; with options.weights_only no tool's file is missed for certain.
-// BLOCKS: on listing the step and the steps before it.
+// BLOCKS: on listing the step, the steps before it and, once a look, their run.
 SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places,
                       const SourceOptions& options, const SaveHistory& history);
 

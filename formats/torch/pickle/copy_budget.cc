@@ -7,8 +7,8 @@ namespace {
 
 uint64_t WordsOf(const PickleTree& tree, const PickleNode& node) {
   const PickleExtra& extra = tree.ExtraOf(node);
-  uint64_t words = 1 + node.children.size() + extra.appended.size() + extra.items.size() +
-                   node.text.size();
+  uint64_t words =
+      1 + node.children.size() + extra.appended.size() + extra.items.size() + node.text.size();
   if (node.kind == PickleNode::Kind::kTensor) {
     const TensorNode& tensor = tree.TensorOf(node);
     words += tensor.storage_class.size() + tensor.storage_key.size() + tensor.shape.size() +

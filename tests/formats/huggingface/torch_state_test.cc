@@ -54,6 +54,15 @@ class Maker {
     const NodeId state = Dict({});
     return Dict({{"state", state}, {"param_groups", groups}});
   }
+  // One group of so many members, mentioned as often.
+  NodeId OptimizerOfOneGroup(size_t count) {
+    const NodeId name = builder_.String("0.weight");
+    const NodeId list = builder_.List(std::vector<NodeId>(count, name));
+    const NodeId group = Dict({{"params", list}});
+    const NodeId groups = builder_.List(std::vector<NodeId>(count, group));
+    const NodeId state = Dict({});
+    return Dict({{"state", state}, {"param_groups", groups}});
+  }
   NodeId Pickled() {
     const NodeId state = Dict({{"_parameters", Dict({})}, {"_modules", Dict({})}});
     const NodeId cls = builder_.Global("ultralytics.nn.tasks", "DetectionModel");
@@ -113,6 +122,14 @@ TEST(TorchStateTest, TheStateDictIsTheModelWhereverItStands) {
               return m.builder().List({m.builder().Int(1), m.Module()});
             }),
             "<1> 0.weight 0.bias");
+}
+
+// If each mention were looked through, this would take minutes.
+TEST(TorchStateTest, AGroupMentionedOftenIsLookedAtOnce) {
+  EXPECT_EQ(Chosen([](Maker& m) {
+              return m.Dict({{"model", m.Module()}, {"optimizer", m.OptimizerOfOneGroup(50'000)}});
+            }),
+            "<model> 0.weight 0.bias");
 }
 
 TEST(TorchStateTest, WhatStandsBesideIsSplitAroundOptimizersAndModels) {

@@ -15,6 +15,7 @@
 #include "core/io/file_stamp.h"
 #include "formats/registry.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs {
 namespace {
@@ -82,6 +83,52 @@ struct SaveOrderTest : testing::Test {
     ASSERT_EQ(::utimensat(AT_FDCWD, (directory.path() + "/" + path).c_str(), times, 0), 0);
   }
 };
+
+// Each step asks which tool saved the steps before it.
+TEST_F(SaveOrderTest, ARunIsListedOnceForAllItsSteps) {
+  constexpr int kSteps = 40;
+  for (int i = 0; i < kSteps; ++i) Write(StrCat("step_", i), {"model.safetensors"});
+  Write("step_20", {"random_states_0.pkl"});
+  const auto root = std::make_shared<WatchedRoot>(std::make_shared<FileRoot>(directory.path()));
+  const SaveHistory history{.listings = std::make_shared<RunListings>()};
+  for (int i = 0; i < kSteps; ++i) {
+    StepCandidate step;
+    step.root = root;
+    step.directory = StrCat("run/step_", i);
+    const SaveState state = StateOfSave(step, SavePlaces{.own = step.directory}, options, history);
+    const bool begun = i == 21 || i == 22;  // the two that are looked at tell no more than that
+    EXPECT_EQ(state.phase == SavePhase::kBegun, begun) << i;
+  }
+  const auto calls = root->calls();
+  EXPECT_EQ(std::ranges::count_if(calls,
+                                  [&](const IoCall& call) {
+                                    return call.name == "list" &&
+                                           call.path == directory.path() + "/run";
+                                  }),
+            1);
+  EXPECT_EQ(StateOf("step_21").phase, SavePhase::kBegun);  // with a listing of its own
+}
+
+// A directory that went away is passed over, for this step and for others.
+TEST_F(SaveOrderTest, StepsThatWentAwayMakeWayForThoseBefore) {
+  Write("step_1", {"random_states_0.pkl"});
+  for (int i = 2; i < 8; ++i) Write(StrCat("step_", i), {"model.safetensors"});
+  const auto root = std::make_shared<FileRoot>(directory.path());
+  const SaveHistory history{.listings = std::make_shared<RunListings>()};
+  const auto begun = [&](int i) {
+    StepCandidate step;
+    step.root = root;
+    step.directory = StrCat("run/step_", i);
+    return StateOfSave(step, SavePlaces{.own = step.directory}, options, history).phase ==
+           SavePhase::kBegun;
+  };
+  EXPECT_FALSE(begun(7));
+  for (int i = 2; i < 6; ++i) {
+    std::filesystem::remove_all(StrCat(directory.path(), "/run/step_", i));
+  }
+  EXPECT_TRUE(begun(7));
+  EXPECT_TRUE(begun(6));
+}
 
 TEST_F(SaveOrderTest, TrainersStateIsItsLast) {
   Write("checkpoint-5", {"model.safetensors", "training_args.bin", "global_step5/x", "latest"});

@@ -357,6 +357,21 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   EXPECT_THAT(many.header().notes, Contains(HasSubstr("beyond the first 4096")));
 }
 
+// Finding steps lists a run a few times; that each of them asks for those before it adds one.
+TEST_F(StepTreeTest, ARunIsNotListedAnewForEachStep) {
+  constexpr int kSteps = 60;
+  for (int i = 0; i < kSteps; ++i) {
+    directory.Write(StrCat("run/step_", i, "/model.safetensors"), "");
+  }
+  const auto root = std::make_shared<WatchedRoot>(std::make_shared<FileRoot>(directory.path()));
+  const auto taken = IngestPlace(Place{root, "run"}, sources, {}, HintsOfTools());
+  EXPECT_FALSE(taken);  // the files are empty
+  EXPECT_LT(std::ranges::count_if(
+                root->calls(),
+                [&](const IoCall& call) { return call.name == "list" && call.path == At("run"); }),
+            20);
+}
+
 // Otherwise a user could put another file under the name in between, and have it shown to all.
 TEST_F(StepTreeTest, AScriptIsReadAsItWasLookedAt) {
   directory.Write("run/global_step5/zero_to_fp32.py", "a note");
