@@ -439,8 +439,8 @@ Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
 
 }  // namespace
 
-FoundDialect Recognise(const StepModel& step, const DialectTable& table, Dialect dialect,
-                       const ModelKind& kind) {
+FoundDialect FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
+                         const ModelKind& kind) {
   return Look(step, table, dialect, kind).said;
 }
 

@@ -44,8 +44,8 @@ struct ModelKind {
 
 // `table` is that of `dialect`.  A step is in it, or in that of files, if the config's model type
 // has rules, names of only one side are there, and the shapes of all of them fit.
-FoundDialect Recognise(const StepModel& step, const DialectTable& table, Dialect dialect,
-                       const ModelKind& kind);
+FoundDialect FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
+                         const ModelKind& kind);
 
 // What a view shows of a step.
 enum class Carried : uint8_t {

@@ -74,7 +74,7 @@ FoundDialect Translations::Of(const std::shared_ptr<const StepModel>& step) {
   if (known && (*known)->of.lock() == step) return (*known)->recognised;
   const Config config = ConfigOf(*step);
   FoundDialect recognised{Dialect::kAsSource, false, std::string(kQuantised)};
-  if (!config.quantised) recognised = Recognise(*step, hf5_, Dialect::kHf5, config.kind);
+  if (!config.quantised) recognised = FindDialect(*step, hf5_, Dialect::kHf5, config.kind);
   said_.Replace(step.get(), std::make_shared<const Said>(Said{step, recognised}));
   return recognised;
 }

@@ -136,16 +136,20 @@ NamesFound Compare(const ModuleNames& wanted, std::span<const std::string> names
     }
   }
   found.missing = Lacking(wanted.required, had);
+  std::vector<std::string> heads;  // that both spellings call alike
+  if (!tied) {
+    // T5's two tables of words are tied to a third, whatever its config says of the head.
+    for (std::string& name : Lacking(wanted.tied, had)) {
+      if (!IsHead(name)) continue;
+      const bool alike = wanted.in_files.empty() || KnowsInFiles(wanted, name);
+      (alike ? heads : found.missing).push_back(std::move(name));
+    }
+  }
   if (!wanted.in_files.empty()) {
     std::vector<std::string> as_files = Lacking(wanted.in_files, had);
     if (as_files.size() < found.missing.size()) found.missing = std::move(as_files);
   }
-  if (!tied) {
-    // T5's two tables of words are tied to a third, whatever its config says of the head.
-    for (std::string& name : Lacking(wanted.tied, had)) {
-      if (IsHead(name)) found.missing.push_back(std::move(name));
-    }
-  }
+  found.missing.insert(found.missing.end(), heads.begin(), heads.end());
   return found;
 }
 

@@ -183,7 +183,7 @@ TEST(TranslateTest, ThereAndBackIsTheStep) {
 TEST(TranslateTest, ADialectIsRecognisedByConfigNamesAndShapesTogether) {
   const StepModel step = Builder::Modules().Finish();
   const auto said = [&](const StepModel& of, const ModelKind& kind) {
-    return Recognise(of, Table(), Dialect::kHf5, kind);
+    return FindDialect(of, Table(), Dialect::kHf5, kind);
   };
   EXPECT_EQ(said(step, {"mixtral", kExperts}).dialect, Dialect::kHf5);
   EXPECT_EQ(said(step, {"mixtral", 0}).dialect, Dialect::kHf5);

@@ -128,5 +128,18 @@ TEST(ModuleNamesTest, TheShippedTextIsOfThatForm) {
       mixtral.optional_in_files.contains("model.layers.#.block_sparse_moe.experts.#.w1.weight"));
 }
 
+// An untied head that files call otherwise (GPT-NeoX) is there under the files' name.
+TEST(ModuleNamesTest, AHeadThatFilesCallOtherwiseIsThere) {
+  const auto wanted =
+      FindModuleNames("class A a a\nt lm_head.weight\nf embed_out.weight\n= a.w\n", "A", "a");
+  ASSERT_TRUE(wanted.has_value() && *wanted);
+  const auto missing = [&](std::vector<std::string> names) {
+    return CompareNames(**wanted, names, false).missing;
+  };
+  EXPECT_TRUE(missing({"a.w", "embed_out.weight"}).empty());
+  EXPECT_TRUE(missing({"a.w", "lm_head.weight"}).empty());
+  EXPECT_EQ(missing({"a.w"}).size(), 1u);
+}
+
 }  // namespace
 }  // namespace ckptfs::huggingface
