@@ -241,7 +241,9 @@ Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
       if (why != ErrorCode::kNotFound && why != ErrorCode::kDataLoss) return finished;
     }
   }
-  return Waiting(name, names, later, publish);
+  CKPT_ASSIGN_OR_RETURN(AttemptNews news, Waiting(name, names, later, publish));
+  if (names.outcome && news.state == State::kWaiting) news.state = State::kDecided;
+  return news;
 }
 
 Result<AttemptNews> WorldCommit::Waiting(const AttemptName& name, const Names& names,

@@ -54,9 +54,14 @@ struct JobWorld {
 
 // The state of an attempt, as far as this daemon knows.
 struct AttemptNews {
-  enum class State { kWaiting, kDurable, kDropped };
+  enum class State {
+    kWaiting,
+    kDecided,  // it becomes a step, which somebody has still to publish
+    kDurable,
+    kDropped,
+  };
   State state = State::kWaiting;
-  bool whole = false;                  // kWaiting: only to be published
+  bool whole = false;                  // kWaiting, kDecided: only to be published
   std::set<uint32_t> missing;          // kWaiting: ranks whose parts are not there
   std::set<uint32_t> passed;           // of them, those that are in a later save already
   std::map<uint64_t, uint64_t> later;  // attempts of such saves, and their steps

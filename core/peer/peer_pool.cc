@@ -3,7 +3,6 @@
 #include "core/peer/peer_pool.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
@@ -207,20 +206,13 @@ void PeerPool::Sent(const Digest& node, uint64_t bytes, std::chrono::nanoseconds
   found->second.rate = static_cast<uint64_t>(static_cast<double>(bytes) / seconds);
 }
 
-std::string PeerPool::StatusJson() const {
+PeerPoolStatus PeerPool::status() const {
   MutexLock lock(mutex_);
-  auto list = nlohmann::json::array();
+  PeerPoolStatus status;
   for (const auto& [node, peer] : peers_) {
-    list.push_back({{"node", node.Hex()},
-                    {"host", peer.record.host},
-                    {"address", peer.record.address},
-                    {"failure_domain", peer.record.failure_domain},
-                    {"link", peer.about},
-                    {"sent_bytes", peer.sent},
-                    {"rate", peer.rate},
-                    {"away", peer.why_away}});
+    status.peers.push_back({peer.record, peer.about, peer.sent, peer.rate, peer.why_away});
   }
-  return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return status;
 }
 
 }  // namespace ckptfs

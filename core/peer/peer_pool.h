@@ -30,6 +30,17 @@
 
 namespace ckptfs {
 
+struct PeerPoolStatus {
+  struct Peer {
+    PeerRecord record;
+    std::string link;
+    uint64_t sent_bytes = 0;
+    uint64_t rate = 0;  // of the last file
+    std::string away;   // why; empty: it answers
+  };
+  std::vector<Peer> peers;
+};
+
 class PeerPool {
  public:
   using ClientPtr = std::unique_ptr<PeerClient>;
@@ -56,8 +67,7 @@ class PeerPool {
 
   // Notes that so many bytes were sent to a peer in that time.
   void Sent(const Digest& node, uint64_t bytes, std::chrono::nanoseconds time);
-  // [{"node", "host", "address", "failure_domain", "link", "sent_bytes", "rate", "away"}]
-  std::string StatusJson() const;
+  PeerPoolStatus status() const;
 
  private:
   using Clock = std::chrono::steady_clock;

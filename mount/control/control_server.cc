@@ -54,9 +54,8 @@ Json ShownJson(const std::optional<ShownStep>& step) {
 }  // namespace
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
-    std::string store, std::string mountpoint, Filesystem* filesystem,
-    std::function<std::string()> snapshots, StepCatalogue* catalogue,
-    std::function<std::string()> following, std::string hf_config) {
+    std::string store, std::string mountpoint, Filesystem* filesystem, StatusOf snapshots,
+    StepCatalogue* catalogue, StatusOf following, std::string hf_config) {
   std::unique_ptr<ControlServer> server(
       new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots),
                         catalogue, std::move(following), std::move(hf_config)));
@@ -158,9 +157,9 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   if (operation == "status") {
     Json status = filesystem_ == nullptr ? Json::object()
                                          : Json::parse(filesystem_->StatusJson(), nullptr, false);
-    const std::string snapshots = snapshots_ ? snapshots_() : "";
-    if (!snapshots.empty()) status["snapshots"] = Json::parse(snapshots, nullptr, false);
-    if (following_) status["following"] = Json::parse(following_(), nullptr, false);
+    const Json snapshots = snapshots_ ? snapshots_() : Json();
+    if (!snapshots.is_null()) status["snapshots"] = snapshots;
+    if (following_) status["following"] = following_();
     return Success(std::move(status));
   }
   if (operation == "read") {

@@ -26,26 +26,24 @@ namespace ckptfs {
 
 class ControlServer {
  public:
+  using StatusOf = std::function<nlohmann::json()>;
   // A socket left by a dead daemon of the same mount point is replaced.  Without a
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
-  // `snapshots`: the status of those as JSON text, empty where none are received.
+  // `snapshots`: the status of those, null where none are received.
   // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
   // `following`: the directories that are followed, as a JSON list.
   // `hf_config`: the directory of --hf-config, empty without it.
-  static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
-                                                      Filesystem* filesystem,
-                                                      std::function<std::string()> snapshots = {},
-                                                      StepCatalogue* catalogue = nullptr,
-                                                      std::function<std::string()> following = {},
-                                                      std::string hf_config = {});
+  static Result<std::unique_ptr<ControlServer>> Start(
+      std::string store, std::string mountpoint, Filesystem* filesystem, StatusOf snapshots = {},
+      StepCatalogue* catalogue = nullptr, StatusOf following = {}, std::string hf_config = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
   ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
-                std::function<std::string()> snapshots, StepCatalogue* catalogue,
-                std::function<std::string()> following, std::string hf_config)
+                StatusOf snapshots, StepCatalogue* catalogue, StatusOf following,
+                std::string hf_config)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(filesystem),
@@ -64,8 +62,8 @@ class ControlServer {
   const std::string store_;
   const std::string mountpoint_;
   Filesystem* const filesystem_;
-  const std::function<std::string()> snapshots_;
-  const std::function<std::string()> following_;
+  const StatusOf snapshots_;
+  const StatusOf following_;
   const std::string hf_config_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;

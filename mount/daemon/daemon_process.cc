@@ -53,7 +53,7 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   SnapshotService service(*store, catalogue, request.snapshots, std::move(hooks));
   CKPT_RETURN_IF_ERROR(service.StartReceiving());
   const auto control = ControlServer::Start(
-      path, "", nullptr, [&] { return service.StatusJson(); }, &catalogue);
+      path, "", nullptr, [&] { return SnapshotsJson(service); }, &catalogue);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/adopt/adopt.h"
@@ -20,7 +19,6 @@
 namespace ckptfs {
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kPolled{2};  // where changes are not heard
@@ -88,7 +86,7 @@ void FollowService::SayIdle(bool first) {
 
 FollowService::~FollowService() {
   Stop();
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 std::vector<StepRecord> FollowService::Look() {
@@ -118,42 +116,37 @@ std::vector<StepRecord> FollowService::Look() {
 }
 
 void FollowService::Start() {
-  thread_ = std::thread([this] { Run(); });
+  worker_.Start(Clock::now(), [this] { return Turn(); });
 }
 
-void FollowService::Run() {
+// Waits for changes, which wake it, not for the time of its next turn.
+Worker::Time FollowService::Turn() {
   const auto left = [](Follower::Time end) {
     return std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
   };
-  while (!stopping_) {
-    watch_.Wait(left(next_));
-    while (!stopping_ && Clock::now() < earliest_) watch_.Wait(left(earliest_));
-    if (stopping_) return;
-    Look();
-    SayIdle(false);
-  }
+  watch_.Wait(left(next_));
+  while (!worker_.stopping() && Clock::now() < earliest_) watch_.Wait(left(earliest_));
+  if (worker_.stopping()) return Worker::kWhenWoken;
+  Look();
+  SayIdle(false);
+  return Clock::now();
 }
 
 void FollowService::Stop() {
-  stopping_ = true;
+  worker_.Ask();
   watch_.Wake();
 }
 
-std::string FollowService::StatusJson() const {
+FollowStatus FollowService::status() const {
   const MutexLock lock(mutex_);
-  Json waiting = Json::array();
-  for (const Follower::Waiting& step : waiting_) {
-    if (waiting.size() == kShown) break;
-    waiting.push_back({{"id", step.id},
-                       {"why", step.why},
-                       {"left_behind", step.left_behind},
-                       {"refused", step.refused}});
-  }
-  return Json{
-      {"path", follower_->directory()},      {"run", run_},
-      {"by", hears_ ? "events" : "polling"}, {"adopted", adopted_},
-      {"waiting", std::move(waiting)},       {"idle", idle_.empty() ? Json(nullptr) : Json(idle_)}}
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
+  FollowStatus status{.path = follower_->directory(),
+                      .run = run_,
+                      .hears = hears_,
+                      .adopted = adopted_,
+                      .waiting = waiting_,
+                      .idle = idle_};
+  if (status.waiting.size() > kShown) status.waiting.resize(kShown);
+  return status;
 }
 
 }  // namespace ckptfs

@@ -3,21 +3,20 @@
 // FollowService keeps a directory in which a job saves adopted (core/follow/follow.h): it looks
 // when something there changes, and from time to time.
 //
-// Thread safety: Run by one thread; Stop and StatusJson by any.
+// Thread safety: Start once; Stop and status by any thread.  One worker of its own.
 // Lifetime: the store and what the hooks use must outlive it.
 
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/worker.h"
 #include "core/follow/follow.h"
 #include "core/io/tree_watch.h"
 #include "core/model/family.h"
@@ -25,6 +24,15 @@
 #include "mount/daemon/adoption.h"
 
 namespace ckptfs {
+
+struct FollowStatus {
+  std::string path;
+  std::string run;
+  bool hears = false;  // changes; else it polls
+  size_t adopted = 0;
+  std::vector<Follower::Waiting> waiting;  // the first hundred
+  std::string idle;                        // why nothing was adopted so far
+};
 
 class FollowService {
  public:
@@ -50,16 +58,13 @@ class FollowService {
   // The steps that the first look adopted, by iteration.
   const std::vector<StepRecord>& first() const { return first_; }
 
-  void Start();  // Run in a thread of its own
-  void Run();    // until Stop
+  void Start();
   void Stop();
-  // {"path", "run", "by": "events" | "polling", "adopted": number, "waiting": [{"id", "why",
-  // "left_behind", "refused"}], "idle": why nothing was adopted so far, or null}: the first hundred
-  // of those.
-  std::string StatusJson() const;
+  FollowStatus status() const;
 
  private:
   FollowService(Store& store, Hooks hooks, TreeWatch watch);
+  Worker::Time Turn();
   std::vector<StepRecord> Look();  // returns the steps that it adopted
   void SayIdle(bool first);
 
@@ -73,14 +78,13 @@ class FollowService {
   std::unique_ptr<Follower> follower_;
   Follower::Time next_;
   Follower::Time earliest_;
-  std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;
   bool told_unread_ = false;
   std::vector<Follower::Waiting> waiting_ GUARDED_BY(mutex_);
   std::string idle_ GUARDED_BY(mutex_);
   bool hears_ GUARDED_BY(mutex_) = false;
   size_t adopted_ GUARDED_BY(mutex_) = 0;
-  std::thread thread_;
+  Worker worker_;  // last: it uses all others
 };
 
 }  // namespace ckptfs

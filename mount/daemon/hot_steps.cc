@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/descriptor.h"
@@ -118,12 +117,11 @@ void HotSteps::Remove(const StepRecord& record) {
   kept_.erase(found);
 }
 
-std::string HotSteps::StatusJson() const {
+HotStepsStatus HotSteps::status() const {
   MutexLock lock(mutex_);
-  uint64_t bytes = 0;
-  for (const KeptPtr& kept : kept_) bytes += kept->bytes;
-  const nlohmann::json status{{"steps", kept_.size()}, {"bytes", bytes}, {"why_not", why_not_}};
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  HotStepsStatus status{.steps = kept_.size(), .bytes = 0, .why_not = why_not_};
+  for (const KeptPtr& kept : kept_) status.bytes += kept->bytes;
+  return status;
 }
 
 }  // namespace ckptfs

@@ -25,6 +25,12 @@ namespace ckptfs {
 
 class LockedFile;
 
+struct HotStepsStatus {
+  uint64_t steps = 0;
+  uint64_t bytes = 0;
+  std::string why_not;  // why the last one is not
+};
+
 class HotSteps {
  public:
   // At most `steps` steps, the newest that fit into `budget` together; 0: none.
@@ -36,8 +42,7 @@ class HotSteps {
   // BLOCKS: on reading what is in memory no more.
   Status Add(const StepRecord& record, const std::vector<std::string>& paths);
   void Remove(const StepRecord& record);
-  // {"steps", "bytes", "why_not"}
-  std::string StatusJson() const;
+  HotStepsStatus status() const;
 
  private:
   struct Kept;

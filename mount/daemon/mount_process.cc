@@ -216,10 +216,10 @@ Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions&
   return {};
 }
 
-std::string FollowsJson(const Daemon& daemon) {
-  std::string out;
-  for (const auto& one : daemon.follows) out += StrCat(out.empty() ? "" : ",", one->StatusJson());
-  return StrCat("[", out, "]");
+nlohmann::json FollowsJson(const Daemon& daemon) {
+  auto list = nlohmann::json::array();
+  for (const auto& one : daemon.follows) list.push_back(ToJson(one->status()));
+  return list;
 }
 
 FilesystemOptions OptionsOf(const MountRequest& request) {
@@ -412,11 +412,11 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   CKPT_RETURN_IF_ERROR(AskMount(request.mountpoint));
   daemon.snapshots = MakeSnapshots(request, daemon);
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
-  std::function<std::string()> following;
+  ControlServer::StatusOf following;
   if (!daemon.follows.empty()) following = [&daemon] { return FollowsJson(daemon); };
   auto control = ControlServer::Start(
       request.store, request.mountpoint, daemon.filesystem.get(),
-      [raw = daemon.snapshots.get()] { return raw->StatusJson(); }, daemon.catalogue.get(),
+      [raw = daemon.snapshots.get()] { return SnapshotsJson(*raw); }, daemon.catalogue.get(),
       std::move(following), request.hf_config);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/single_flight.h"
@@ -127,11 +126,6 @@ PeerService::~PeerService() {
   }
   if (self_.address.empty()) return;
   (void)store_.storage()->Remove(PeerRecordName(self_.node));
-}
-
-void PeerService::Protect(const AttemptName& name, uint64_t step, uint32_t world,
-                          const std::map<uint32_t, ReceivedFile>& files) {
-  if (protector_) protector_->Take(name, step, world, files);
 }
 
 Worker::Time PeerService::Turn() {
@@ -303,19 +297,21 @@ Result<std::vector<ShownMemoryStep>> PeerService::Answer(const std::string& run)
   return steps;
 }
 
-std::string PeerService::StatusJson() const {
-  nlohmann::json status{{"address", self_.address},   {"failure_domain", self_.failure_domain},
-                        {"memory", shelf_.budget()},  {"used", shelf_.used()},
-                        {"links", server_->links()},  {"received_bytes", server_->received_bytes()},
-                        {"rate_limit", request_.rate}};
-  status["peers"] = nlohmann::json::parse(pool_->StatusJson(), nullptr, false);
-  if (protector_)
-    status["protect"] = nlohmann::json::parse(protector_->StatusJson(), nullptr, false);
-  status["shown"] = nlohmann::json::array();
+PeerServiceStatus PeerService::status() const {
+  PeerServiceStatus status{.self = self_,
+                           .memory = shelf_.budget(),
+                           .used = shelf_.used(),
+                           .links = server_->links(),
+                           .received_bytes = server_->received_bytes(),
+                           .rate_limit = request_.rate,
+                           .pool = pool_->status(),
+                           .protector = {},
+                           .shown = {}};
+  if (protector_) status.protector = protector_->status();
   MutexLock lock(mutex_);
   for (const auto& [run, shown] : shown_)
-    status["shown"].push_back(StrCat(run, "/memory/", shown.record.id));
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    status.shown.push_back(StrCat(run, "/memory/", shown.record.id));
+  return status;
 }
 
 }  // namespace ckptfs

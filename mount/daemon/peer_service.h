@@ -44,6 +44,18 @@ struct PeerRequest {
   uint64_t rate = 0;                     // 0: as fast as the links take it
 };
 
+struct PeerServiceStatus {
+  PeerRecord self;
+  uint64_t memory = 0;  // of the shelf
+  uint64_t used = 0;
+  uint64_t links = 0;
+  uint64_t received_bytes = 0;
+  uint64_t rate_limit = 0;
+  PeerPoolStatus pool;
+  std::optional<ProtectorStatus> protector;
+  std::vector<std::string> shown;  // "run/memory/7"
+};
+
 class PeerService {
  public:
   struct Hooks {
@@ -58,12 +70,9 @@ class PeerService {
                                                     Hooks hooks);
   ~PeerService();
 
-  // Ranks of this daemon have ended their parts.  Returns at once.
-  void Protect(const AttemptName& name, uint64_t step, uint32_t world,
-               const std::map<uint32_t, ReceivedFile>& files);
-  // {"address", "failure_domain", "memory", "used", "links", "received_bytes", "rate_limit",
-  //  "peers", "protect", "shown": ["run/memory/7"]}
-  std::string StatusJson() const;
+  // Null: nothing is protected from here.
+  Protector* protector() const { return protector_.get(); }
+  PeerServiceStatus status() const;
 
  private:
   struct Shown {

@@ -5,8 +5,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -16,7 +14,6 @@
 #include "core/records/records.h"
 #include "fs/serve/page_pool.h"
 #include "mount/control/control_client.h"
-#include "mount/control/step_json.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
@@ -30,10 +27,10 @@ SnapshotService::SnapshotService(Store& store, StepCatalogue& catalogue, Snapsho
       hooks_(std::move(hooks)),
       hot_(request_.hot_steps, request_.hot_bytes.value_or(MemoryToUse() / 8)) {}
 
-// The receiver goes first: what it has whole is kept by the keeper still.
+// The receiver goes before its landing, which it finishes.
 SnapshotService::~SnapshotService() {
-  if (spooler_) spooler_->End();  // first: what the keeper is at ends with it
-  if (keeper_) keeper_->Stop();
+  if (spooler_) spooler_->End();  // first: what the landing is at ends with it
+  if (landing_) landing_->End();
   std::shared_ptr<const Receiver> gone;
   {
     MutexLock lock(mutex_);
@@ -41,28 +38,17 @@ SnapshotService::~SnapshotService() {
   }
 }
 
-Status SnapshotService::Keep(ReceivedStep step) {
-  const auto save = step.save;
-  const auto kept = keeper_->Keep(std::move(step));
-  if (save && save->stays()) return Fail(Error(kept.error()));
-  if (save) spooler_->Over(*save);
-  if (!kept) {
-    collector_->Reclaim();
-    return Fail(Error(kept.error()));
+void SnapshotService::Hear(const StepMaker::News& news) {
+  using What = StepMaker::News::What;
+  if (news.what == What::kInVain) return collector_->Reclaim();
+  if (news.what != What::kPersisted) {  // the keeper did not show it
+    if (const Status shown = hooks_.refresh(news.record); !shown) {
+      Log(LogLevel::kWarning, shown.error().message);
+    }
   }
-  KeepHot(*kept);
-  RefreshDaemons(request_.store, {&*kept, 1});
-  collector_->Ask(kept->run);
-  return {};
-}
-
-void SnapshotService::Stored(const StepRecord& record, bool published) {
-  if (const Status shown = hooks_.refresh(record); !shown) {
-    Log(LogLevel::kWarning, shown.error().message);
-  }
-  KeepHot(record);
-  RefreshDaemons(request_.store, {&record, 1});
-  if (published) collector_->Ask(record.run);
+  KeepHot(news.record);
+  RefreshDaemons(request_.store, {&news.record, 1});
+  if (news.what != What::kHeard) collector_->Ask(news.record.run);
 }
 
 void SnapshotService::KeepHot(const StepRecord& record) {
@@ -123,6 +109,17 @@ Status SnapshotService::StartPeers() {
   return {};
 }
 
+std::unique_ptr<Landing> SnapshotService::MakeLanding() {
+  keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh,
+                                             [this](const StepMaker::News& news) { Hear(news); });
+  LandingOptions options;
+  options.steps = keeper_.get();
+  options.commit = commit_.get();
+  options.spooler = spooler_.get();
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  return std::make_unique<Landing>(std::move(options));
+}
+
 Status SnapshotService::StartReceiving() {
   if (receiving() || memory_bytes_ == 0) return {};
   CKPT_ASSIGN_OR_RETURN(const bool ready, OpenSpool());
@@ -139,34 +136,16 @@ Status SnapshotService::StartReceiving() {
                                                  StepCollector::Hooks{hooks_.let_go, removed});
     commit_ = std::make_unique<WorldCommit>(store_, ModelOfRankFiles());
   }
-  keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh, spooler_.get());
+  landing_ = MakeLanding();
   ReceiverOptions options;
   options.store = request_.store;
-  options.spooler = spooler_.get();
-  options.waits = [this](const ReceivedStep& step) { keeper_->ShowSoon(step); };
   options.memory_bytes = memory_bytes_;
-  options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
-  options.stored = [this](const PartAgain& part) {
-    return keeper_->FindStored(part).map([](const auto& found) { return found.has_value(); });
-  };
-  options.stream = [this](const std::string& path, uint64_t bytes,
-                          std::weak_ptr<const void> owner) {
-    return store_.StreamBlob(path, bytes, std::move(owner));
-  };
+  options.landing = landing_.get();
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
-  options.commit = commit_.get();
-  options.shown = [this](const StepRecord& record, bool published) { Stored(record, published); };
-  options.reclaim = [this] { collector_->Reclaim(); };
   options.shelf = shelf_;
-  if (!request_.peers.address.empty()) {
-    options.protect = [this](const AttemptName& name, uint64_t step, uint32_t world,
-                             const std::map<uint32_t, ReceivedFile>& files) {
-      PeerService* const peers = peers_ready_.load();
-      if (peers != nullptr) peers->Protect(name, step, world, files);
-    };
-  }
   auto receiver = Receiver::Start(std::move(options));
   if (!receiver) {
+    landing_.reset();
     spooler_.reset();  // it is the receiving daemon's
     if (receiver.error().code == ErrorCode::kExists) return {};
     Log(LogLevel::kWarning, StrCat("snapshots are not received: ", receiver.error().message));
@@ -178,6 +157,7 @@ Status SnapshotService::StartReceiving() {
   }
   CKPT_RETURN_IF_ERROR(StartPeers());
   peers_ready_ = peers_.get();
+  if (peers_) landing_->ProtectBy(peers_->protector());
   return {};
 }
 
@@ -186,21 +166,23 @@ std::shared_ptr<const Receiver> SnapshotService::Get() const {
   return receiver_;
 }
 
-std::string SnapshotService::StatusJson() const {
+std::optional<SnapshotStatus> SnapshotService::status() const {
   const auto receiver = Get();
-  if (!receiver) return "";
-  auto status = nlohmann::json::parse(receiver->StatusJson(), nullptr, false);
-  status["retention"] = nlohmann::json::parse(collector_->StatusJson(), nullptr, false);
-  if (const PeerService* const peers = peers_ready_.load()) {
-    status["peers"] = nlohmann::json::parse(peers->StatusJson(), nullptr, false);
-  }
-  if (spooler_) status["spool"] = nlohmann::json::parse(spooler_->StatusJson(), nullptr, false);
-  status["hot"] = nlohmann::json::parse(hot_.StatusJson(), nullptr, false);
-  status["in_memory"] = nlohmann::json::array();
-  for (const StepRecord& record : catalogue_.held()) {
-    status["in_memory"].push_back(RecordJson(record));
-  }
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  if (!receiver) return std::nullopt;
+  SnapshotStatus status{.receiver = receiver->status(),
+                        .retention = collector_->status(),
+                        .peers = {},
+                        .spool = {},
+                        .hot = hot_.status(),
+                        .in_memory = catalogue_.held()};
+  if (const PeerService* const peers = peers_ready_.load()) status.peers = peers->status();
+  if (spooler_) status.spool = spooler_->status();
+  return status;
+}
+
+nlohmann::json SnapshotsJson(const SnapshotService& service) {
+  const auto status = service.status();
+  return status ? ToJson(*status) : nlohmann::json();
 }
 
 }  // namespace ckptfs

@@ -5,7 +5,7 @@
 // One of a store's daemons on a machine receives; another one's service waits, and takes
 // over when that has gone.  Daemons of several machines make steps together.
 //
-// Thread safety: StartReceiving by one thread; StatusJson by any.
+// Thread safety: StartReceiving by one thread; status by any.
 // Lifetime: store, catalogue and what the hooks use must outlive it.
 
 #pragma once
@@ -24,7 +24,9 @@
 #include "mount/daemon/hot_steps.h"
 #include "mount/daemon/peer_service.h"
 #include "mount/daemon/snapshot_keeper.h"
+#include "mount/daemon/snapshot_status.h"
 #include "mount/daemon/step_collector.h"
+#include "snapshot/landing/landing.h"
 #include "snapshot/receive/receiver.h"
 
 namespace ckptfs {
@@ -56,9 +58,8 @@ class SnapshotService {
   // daemons cannot be reached at the peer's address; what else hinders it is logged.
   Status StartReceiving();
   bool receiving() const { return Get() != nullptr; }
-  // Receiver::StatusJson, "retention", "hot", "in_memory", the records of steps that are not in the
-  // store yet, and, where there are such, "spool" and "peers"; empty where none are received.
-  std::string StatusJson() const;
+  // Nothing where none are received.
+  std::optional<SnapshotStatus> status() const;
 
  private:
   std::shared_ptr<const Receiver> Get() const;
@@ -66,10 +67,10 @@ class SnapshotService {
   Status StartPeers();
   // False if the spool is another daemon's.
   Result<bool> OpenSpool();
-  Status Keep(ReceivedStep step);
+  std::unique_ptr<Landing> MakeLanding();
   void KeepHot(const StepRecord& record);
-  // A step of which other daemons received ranks is durable; `published` by this one.
-  void Stored(const StepRecord& record, bool published);
+  // What became of a save.
+  void Hear(const StepMaker::News& news);
 
   Store& store_;
   StepCatalogue& catalogue_;
@@ -82,10 +83,14 @@ class SnapshotService {
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
   std::unique_ptr<WorldCommit> commit_;
+  std::unique_ptr<Landing> landing_;
   std::unique_ptr<PeerService> peers_;              // null: there are none
   std::atomic<PeerService*> peers_ready_{nullptr};  // the same, once it serves
   mutable Mutex mutex_;
   std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
 };
+
+// The service's status; null where no snapshots are received.
+nlohmann::json SnapshotsJson(const SnapshotService& service);
 
 }  // namespace ckptfs

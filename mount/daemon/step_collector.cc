@@ -3,7 +3,6 @@
 #include "mount/daemon/step_collector.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/single_flight.h"
@@ -84,21 +83,17 @@ bool StepCollector::Collect(const std::optional<std::string>& run) {
     Log(LogLevel::kWarning, StrCat("retention: ", note));
   }
   MutexLock lock(mutex_);
-  failure_ = failure;
+  status_.last_failure = failure;
   if (!report) return false;
-  removed_ += report->removed.size();
-  bytes_ += report->bytes;
-  if (run) in_use_ = report->held.size();
+  status_.removed += report->removed.size();
+  status_.reclaimed_bytes += report->bytes;
+  if (run) status_.in_use = report->held.size();
   return report->busy != 0 || !report->held.empty();
 }
 
-std::string StepCollector::StatusJson() const {
+CollectorStatus StepCollector::status() const {
   MutexLock lock(mutex_);
-  const nlohmann::json status{{"removed", removed_},
-                              {"in_use", in_use_},
-                              {"reclaimed_bytes", bytes_},
-                              {"last_failure", failure_}};
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return status_;
 }
 
 }  // namespace ckptfs

@@ -31,6 +31,13 @@ struct Retention {
   bool given() const { return keep_last != 0 || keep_every != 0; }
 };
 
+struct CollectorStatus {
+  uint64_t removed = 0;
+  uint64_t in_use = 0;  // steps that the last look found so
+  uint64_t reclaimed_bytes = 0;
+  std::string last_failure;
+};
+
 class StepCollector {
  public:
   struct Hooks {
@@ -45,8 +52,7 @@ class StepCollector {
   void Ask(const std::string& run);
   // Removes what was written in vain.
   void Reclaim();
-  // {"removed", "in_use", "reclaimed_bytes", "last_failure"}
-  std::string StatusJson() const;
+  CollectorStatus status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -66,10 +72,7 @@ class StepCollector {
   const Hooks hooks_;
   mutable Mutex mutex_;
   std::map<std::optional<std::string>, Look> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
-  uint64_t removed_ GUARDED_BY(mutex_) = 0;
-  uint64_t in_use_ GUARDED_BY(mutex_) = 0;  // steps that the last look found so
-  uint64_t bytes_ GUARDED_BY(mutex_) = 0;
-  std::string failure_ GUARDED_BY(mutex_);
+  CollectorStatus status_ GUARDED_BY(mutex_);
   Worker worker_;  // last: it uses all others
 };
 

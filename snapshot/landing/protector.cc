@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/single_flight.h"
@@ -44,29 +43,19 @@ class Pace {
 }  // namespace
 
 Protector::Protector(ProtectorOptions options) : options_(std::move(options)) {
-  copier_ = std::thread([this] { CopyAll(); });
-  sender_ = std::thread([this] { SendAll(); });
+  const auto failed = [this](const Error& error) {
+    Say(StrCat("protecting snapshots: ", error.message));
+  };
+  copier_.Start(
+      Worker::kWhenWoken, [this] { return CopyTurn(); }, failed);
+  sender_.Start(
+      Clock::now() + options_.turn, [this] { return SendTurn(); }, failed);
 }
 
 Protector::~Protector() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    moved_.NotifyAll();
-  }
-  copier_.join();
-  sender_.join();
-}
-
-bool Protector::stopping() const {
-  MutexLock lock(mutex_);
-  return stopping_;
-}
-
-bool Protector::SleepUntil(Clock::time_point end) {
-  MutexLock lock(mutex_);
-  while (!stopping_ && Clock::now() < end) (void)moved_.WaitUntil(mutex_, end);
-  return !stopping_;
+  sender_.Ask();  // what is being sent ends
+  copier_.Stop();
+  sender_.Stop();
 }
 
 void Protector::Say(const std::string& line) const {
@@ -92,37 +81,35 @@ void Protector::Take(const AttemptName& name, uint64_t step, uint32_t world,
     if (!older.files.empty()) ++passed_over_;
   }
   for (const auto& [rank, file] : files) slot.files[rank] = file;
-  moved_.NotifyAll();
+  copier_.Wake();
 }
 
 // ---- to the shelf --------------------------------------------------------------
 
-void Protector::CopyAll() {
+Worker::Time Protector::CopyTurn() {
   BeNice();
-  while (true) {
-    Incoming next;
-    {
-      MutexLock lock(mutex_);
-      while (incoming_.empty() && !stopping_) moved_.Wait(mutex_);
-      if (stopping_) return;
-      next = std::move(incoming_.begin()->second);
-      incoming_.erase(incoming_.begin());
-    }
-    const std::string title = TitleOf(next.part);
-    auto copied = Caught([&] { return Copy(std::move(next)); });
-    if (copied) {
-      said_full_.clear();
-      MakeReady(*std::move(copied));
-      continue;
-    }
-    const std::string line = copied.error().message;
-    {
-      MutexLock lock(mutex_);
-      ++full_;
-    }
-    if (std::exchange(said_full_, line) != line)
-      Say(StrCat("snapshot ", title, " is not protected: ", line));
+  Incoming next;
+  {
+    MutexLock lock(mutex_);
+    if (incoming_.empty()) return Worker::kWhenWoken;
+    next = std::move(incoming_.begin()->second);
+    incoming_.erase(incoming_.begin());
   }
+  const std::string title = TitleOf(next.part);
+  auto copied = Caught([&] { return Copy(std::move(next)); });
+  if (copied) {
+    said_full_.clear();
+    MakeReady(*std::move(copied));
+    return Clock::now();
+  }
+  const std::string line = copied.error().message;
+  {
+    MutexLock lock(mutex_);
+    ++full_;
+  }
+  if (std::exchange(said_full_, line) != line)
+    Say(StrCat("snapshot ", title, " is not protected: ", line));
+  return Clock::now();
 }
 
 Result<Protector::Generation> Protector::Copy(Incoming incoming) {
@@ -172,46 +159,39 @@ Result<Protector::Generation> Protector::Copy(Incoming incoming) {
 
 void Protector::MakeReady(Generation generation) {
   MutexLock lock(mutex_);
-  ready_[generation.part.name.run] = std::move(generation);
-  moved_.NotifyAll();
+  const std::string run = generation.part.name.run;
+  ready_[run] = std::move(generation);
+  sender_.Wake();
 }
 
 // ---- to the peers --------------------------------------------------------------
 
-void Protector::SendAll() {
+Worker::Time Protector::SendTurn() {
   BeNice();
-  while (true) {
-    {
-      MutexLock lock(mutex_);
-      const auto end = Clock::now() + options_.turn;
-      const auto idle = [&]() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return std::none_of(ready_.begin(), ready_.end(),
-                            [&](const auto& one) { return !flight_.contains(one.first); });
-      };
-      while (idle() && !stopping_ && moved_.WaitUntil(mutex_, end)) {
-      }
-      if (stopping_) return;
-      for (auto at = ready_.begin(); at != ready_.end();) {
-        const auto next = std::next(at);
-        const auto flies = flight_.find(at->first);
-        if (flies == flight_.end()) {
-          flight_.insert(ready_.extract(at));
-        } else if (flies->second.part.name == at->second.part.name) {
-          Join(flies->second, std::move(at->second));
-          ready_.erase(at);
-        }
-        at = next;
-      }
+  TakeReady();
+  SpreadAll();
+  MutexLock lock(mutex_);
+  const bool idle =
+      std::ranges::none_of(ready_, [&](const auto& one) { return !flight_.contains(one.first); });
+  return idle ? Clock::now() + options_.turn : Clock::now();
+}
+
+void Protector::TakeReady() {
+  MutexLock lock(mutex_);
+  for (auto at = ready_.begin(); at != ready_.end();) {
+    const auto next = std::next(at);
+    const auto flies = flight_.find(at->first);
+    if (flies == flight_.end()) {
+      flight_.insert(ready_.extract(at));
+    } else if (flies->second.part.name == at->second.part.name) {
+      Join(flies->second, std::move(at->second));
+      ready_.erase(at);
     }
-    const Status done = Caught([this]() -> Status {
-      Turn();
-      return {};
-    });
-    if (!done) Say(StrCat("protecting snapshots: ", done.error().message));
+    at = next;
   }
 }
 
-void Protector::Turn() {
+void Protector::SpreadAll() {
   for (Slots* slots : {&older_, &kept_, &flight_}) {  // of what is kept a holder may have gone
     for (auto& [run, generation] : *slots) {
       if (Spread(generation) && !generation.told) Tell(generation);
@@ -343,7 +323,7 @@ Status Protector::SendUnit(SpreadFile& file, uint32_t unit, const Digest& node) 
     return options_.pool->Ask(of, question);
   };
   const Status sent =
-      file.Send(unit, node, ask, [&](uint64_t bytes) { return SleepUntil(pace.Add(bytes)); });
+      file.Send(unit, node, ask, [&](uint64_t bytes) { return sender_.Pause(pace.Add(bytes)); });
   if (pace.sent() != 0) options_.pool->Sent(node, pace.sent(), pace.time());
   return sent;
 }
@@ -454,14 +434,16 @@ void Protector::TakeBack(const std::string& directory, const SpreadFile& file) {
   }
 }
 
-std::string Protector::StatusJson() const {
+ProtectorStatus Protector::status() const {
   MutexLock lock(mutex_);
-  auto steps = nlohmann::json::array();
-  for (const auto& [run, note] : notes_) steps.push_back(note);
-  const nlohmann::json status{{"scheme", options_.scheme.Text()},  {"protected", protected_},
-                              {"passed_over", passed_over_},       {"full", full_},
-                              {"last_protected", last_protected_}, {"steps", steps}};
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  ProtectorStatus status{.scheme = options_.scheme.Text(),
+                         .held = protected_,
+                         .passed_over = passed_over_,
+                         .full = full_,
+                         .last_protected = last_protected_,
+                         .steps = {}};
+  for (const auto& [run, note] : notes_) status.steps.push_back(note);
+  return status;
 }
 
 }  // namespace ckptfs

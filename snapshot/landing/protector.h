@@ -12,7 +12,7 @@
 // One save of each run is in flight; the newest of those that come meanwhile is ready, the others
 // are passed over.  A save in flight of which other nodes have passed over their part gives way.
 //
-// Thread safety: all methods may be called concurrently.  Two threads of its own: one copies, one
+// Thread safety: all methods may be called concurrently.  Two workers of its own: one copies, one
 // sends.
 // Lifetime: shelf, pool and what the options name must outlive it.
 // Units: bytes; rate in bytes a second.
@@ -27,11 +27,11 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/worker.h"
 #include "core/peer/memory_attempts.h"
 #include "core/peer/peer_pool.h"
 #include "core/peer/peer_shelf.h"
@@ -60,6 +60,15 @@ struct ProtectorOptions {
   std::function<void(std::string_view line)> log;
 };
 
+struct ProtectorStatus {
+  std::string scheme;
+  uint64_t held = 0;  // saves that were protected
+  uint64_t passed_over = 0;
+  uint64_t full = 0;  // saves that met a full shelf
+  std::string last_protected;
+  std::vector<std::string> steps;  // "run/7: ...", for each that is not protected yet
+};
+
 class Protector {
  public:
   explicit Protector(ProtectorOptions options);
@@ -69,8 +78,7 @@ class Protector {
   void Take(const AttemptName& name, uint64_t step, uint32_t world,
             const std::map<uint32_t, ReceivedFile>& files);
 
-  // {"scheme", "protected", "passed_over", "full", "last_protected", "steps": ["run/7: ..."]}
-  std::string StatusJson() const;
+  ProtectorStatus status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -87,11 +95,13 @@ class Protector {
   };
   using Slots = std::map<std::string, Generation>;  // by run
 
-  void CopyAll();
+  // Copies what has come, run by run.
+  Worker::Time CopyTurn();
   Result<Generation> Copy(Incoming incoming);
   void MakeReady(Generation generation);
-  void SendAll();
-  void Turn();
+  Worker::Time SendTurn();
+  void TakeReady();
+  void SpreadAll();
   static void Join(Generation& generation, Generation more);
   bool GivesWay(Generation& flight);
   // Where this node's files go now: the shape of their stripes, and nodes in the order in which
@@ -119,14 +129,11 @@ class Protector {
   // Tells the holders that nobody needs what they hold of the file.
   void TakeBack(const std::string& directory, const SpreadFile& file);
   void Note(const std::string& run, std::string what);
-  bool stopping() const;
-  // False if this is ending, which does not wait.
-  bool SleepUntil(Clock::time_point end);
+  bool stopping() const { return sender_.stopping(); }
   void Say(const std::string& line) const;
 
   const ProtectorOptions options_;
   mutable Mutex mutex_;
-  CondVar moved_;
   std::map<std::string, Incoming> incoming_ GUARDED_BY(mutex_);  // by run
   Slots ready_ GUARDED_BY(mutex_);
   std::map<std::string, std::string> notes_ GUARDED_BY(mutex_);  // what runs wait for
@@ -134,13 +141,12 @@ class Protector {
   uint64_t passed_over_ GUARDED_BY(mutex_) = 0;
   uint64_t full_ GUARDED_BY(mutex_) = 0;
   std::string last_protected_ GUARDED_BY(mutex_);
-  bool stopping_ GUARDED_BY(mutex_) = false;
   Slots flight_;           // the sender's
   Slots kept_;             // the sender's
   Slots older_;            // the sender's: shown still, where what is kept is not
   std::string said_full_;  // the copier's: the last line about a shelf that is full
-  std::thread copier_;
-  std::thread sender_;
+  Worker copier_;          // last: they use all others
+  Worker sender_;
 };
 
 }  // namespace ckptfs

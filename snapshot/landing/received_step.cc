@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "snapshot/landing/save_bytes.h"
 #include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
@@ -39,19 +38,17 @@ bool HasAny(const Container& ordered, const AttemptName& job) {
 
 }  // namespace
 
-std::string ReceivedStep::Place() const {
-  if (std::ranges::any_of(files, &ReceivedFile::again)) return "";
-  AttemptName lived = name;
-  lived.life = save ? save->part().name.life : life;
-  return PreparedPart{std::move(lived), step, 0, 0, {}}.Directory();
-}
-
-bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b) {
-  return a.name == b.name && a.step == b.step &&
-         std::equal(a.files.begin(), a.files.end(), b.files.begin(), b.files.end(),
-                    [](const ReceivedFile& one, const ReceivedFile& other) {
-                      return one.bytes == other.bytes && one.chunks == other.chunks;
-                    });
+ReceivedPart PartOf(ReceivedStep step) {
+  ReceivedPart part{std::move(step.name),
+                    step.step,
+                    static_cast<uint32_t>(step.files.size()),
+                    {},
+                    IncomingSteps::Time::clock::now()};
+  part.name.life = step.life;
+  for (ReceivedFile& file : step.files) {
+    part.files.emplace(static_cast<uint32_t>(part.files.size()), std::move(file));
+  }
+  return part;
 }
 
 std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t step,
@@ -412,20 +409,5 @@ bool IncomingSteps::DropOlder(Time limit, const Elsewhere& elsewhere) {
 }
 
 std::vector<DroppedStep> IncomingSteps::TakeDropped() { return std::exchange(dropped_, {}); }
-
-void ProtectWhole(const ProtectHook& protect, const ReceivedStep& step) {
-  if (!protect) return;
-  std::map<uint32_t, ReceivedFile> files;
-  for (uint32_t rank = 0; rank < step.files.size(); ++rank) files[rank] = step.files[rank];
-  ProtectPart(protect, step.name, step.life, step.step, static_cast<uint32_t>(step.files.size()),
-              files);
-}
-
-void ProtectPart(const ProtectHook& protect, AttemptName name, const Digest& life, uint64_t step,
-                 uint32_t world, const std::map<uint32_t, ReceivedFile>& files) {
-  if (!protect) return;
-  name.life = life;
-  protect(name, step, world, files);
-}
 
 }  // namespace ckptfs

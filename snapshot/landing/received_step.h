@@ -44,30 +44,36 @@ struct ReceivedFile {
   uint64_t unproved = 0;  // bytes of which a write could have gone unseen (save_proof.h)
 };
 
-class SaveBytes;
-
 struct ReceivedStep {
   AttemptName name;
   uint64_t step = 0;
-  std::vector<ReceivedFile> files;       // by rank
-  Digest life = {};                      // IncomingSteps::LifeOf
-  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
-
-  // Returns the directory of its files below the store's blobs; "" of a step that an earlier
-  // daemon may have stored in another one.
-  std::string Place() const;
+  std::vector<ReceivedFile> files;  // by rank
+  Digest life = {};                 // IncomingSteps::LifeOf
 };
 
-// True if they are of one attempt and have the same files.
-bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
+// What this daemon's ranks handed over of a step: of all ranks, where it has all of them.
+struct ReceivedPart {
+  AttemptName name;  // with the life
+  uint64_t step = 0;
+  uint32_t world = 0;
+  std::map<uint32_t, ReceivedFile> files;       // by rank
+  std::chrono::steady_clock::time_point first;  // when the first of them came
+};
 
-// Told of ranks' files whose parts have ended, before anything else has them.
-using ProtectHook = std::function<void(const AttemptName& name, uint64_t step, uint32_t world,
-                                       const std::map<uint32_t, ReceivedFile>& files)>;
-// Both do nothing if the hook is empty.
-void ProtectWhole(const ProtectHook& protect, const ReceivedStep& step);
-void ProtectPart(const ProtectHook& protect, AttemptName name, const Digest& life, uint64_t step,
-                 uint32_t world, const std::map<uint32_t, ReceivedFile>& files);
+// A step of which all ranks are here is the part of a world of one daemon.
+ReceivedPart PartOf(ReceivedStep step);
+
+// A part of a step that was handed over before, to another daemon.
+struct PartAgain {
+  AttemptName name;
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint32_t world = 0;
+  ReceivedFile file;       // without its bytes
+  bool over = false;       // this daemon has had it already: the step is stored or dropped
+  std::string place = {};  // the rank asks about what lay there, and nothing else
+  uint64_t asker = 0;      // RankSession::number
+};
 
 // A step that will never be whole, and why.
 struct DroppedStep {

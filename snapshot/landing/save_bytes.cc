@@ -16,9 +16,10 @@ namespace ckptfs {
 
 // The place where one file is now.
 struct SaveBytes::Place {
-  Place(FileIdentity what, std::shared_ptr<const File> where, bool disk)
-      : identity(what), file(std::move(where)), on_disk(disk) {}
+  Place(FileIdentity what, std::shared_ptr<const File> where, Moves does, bool disk)
+      : identity(what), moves(does), file(std::move(where)), on_disk(disk) {}
   const FileIdentity identity;  // does not move
+  const Moves moves;
   Mutex mutex;
   std::shared_ptr<const File> file GUARDED_BY(mutex);
   bool on_disk GUARDED_BY(mutex);
@@ -46,12 +47,13 @@ class SaveBytes::MovingFile final : public File {
     return file->ReadAt(requests);
   }
 
-  // Maps only a file on a disk: an arena's bytes could not move there, and would keep the arena.
+  // Of a save that may move maps only a file on a disk: an arena's bytes could not move there, and
+  // would keep the arena.
   Result<std::shared_ptr<const Mapping>> Map() const override {
     std::shared_ptr<const File> file;
     {
       MutexLock lock(place_->mutex);
-      if (place_->on_disk) file = place_->file;
+      if (place_->on_disk || place_->moves == Moves::kNever) file = place_->file;
     }
     return file ? file->Map() : nullptr;
   }
@@ -77,10 +79,17 @@ int64_t NextSaveTime() {
 
 }  // namespace
 
-SaveBytes::SaveBytes(AttemptName name, uint64_t step, uint32_t world)
+SaveBytes::SaveBytes(AttemptName name, uint64_t step, uint32_t world, Moves moves)
     : Root(StrCat("snapshot ", name.run, "/", step), false),
       part_{std::move(name), step, world, NextSaveTime(), {}},
+      moves_(moves),
       memory_(std::make_unique<MemoryRoot>(this->name())) {}
+
+std::shared_ptr<SaveBytes> SaveBytes::Of(ReceivedPart part, Moves moves) {
+  auto save = std::make_shared<SaveBytes>(std::move(part.name), part.step, part.world, moves);
+  for (auto& [rank, file] : part.files) CKPT_CHECK(save->Add(rank, file));
+  return save;
+}
 
 Status SaveBytes::Add(uint32_t rank, ReceivedFile& file) {
   const std::string path = part_.PathOf(rank);
@@ -88,8 +97,9 @@ Status SaveBytes::Add(uint32_t rank, ReceivedFile& file) {
                                     OwnerAndMode{0600, geteuid(), getegid(), false}));
   CKPT_ASSIGN_OR_RETURN(auto bytes, memory_->Open(path));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, bytes->Identity());
-  places_[path] = std::make_shared<Place>(identity, std::move(bytes), false);
+  places_[path] = std::make_shared<Place>(identity, std::move(bytes), moves_, false);
   part_.ranks.push_back({rank, file.bytes, file.chunks});
+  again_ = again_ || file.again;
   if (file.shelve) shelve_.push_back(std::exchange(file.shelve, nullptr));
   return {};
 }
@@ -103,7 +113,7 @@ Result<std::shared_ptr<SaveBytes>> SaveBytes::OnDisk(PreparedPart part, const Ro
     const std::string path = save->part_.PathOf(rank.rank);
     CKPT_ASSIGN_OR_RETURN(auto file, disk.Open(path));
     CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
-    save->places_[path] = std::make_shared<Place>(identity, std::move(file), true);
+    save->places_[path] = std::make_shared<Place>(identity, std::move(file), Moves::kMay, true);
   }
   save->on_disk_ = true;
   return save;

@@ -28,8 +28,13 @@ namespace ckptfs {
 
 class SaveBytes final : public Root {
  public:
+  enum class Moves {
+    kMay,    // to a disk: files in memory are not mapped, since they could not move then
+    kNever,  // there is none
+  };
   // Makes a save without ranks so far.
-  SaveBytes(AttemptName name, uint64_t step, uint32_t world);
+  SaveBytes(AttemptName name, uint64_t step, uint32_t world, Moves moves = Moves::kMay);
+  static std::shared_ptr<SaveBytes> Of(ReceivedPart part, Moves moves);
   // Adds a rank's file, ascending by rank; takes its rope, lease and shelve.
   Status Add(uint32_t rank, ReceivedFile& file);
   // Opens a save that an earlier daemon left on a disk.
@@ -38,8 +43,10 @@ class SaveBytes final : public Root {
   // Returns the save's name, which has a life, and its ranks.
   const PreparedPart& part() const { return part_; }
   bool on_disk() const { return on_disk_; }
-  // True if an earlier daemon left it: the store may have it.
+  // True if an earlier daemon left it.
   bool left() const { return left_; }
+  // True if an earlier daemon may have stored it, or prepared this daemon's part.
+  bool may_be_stored() const { return left_ || again_; }
   // Moves it to the disk: from now on all is read from there.  On an error it is where it was.
   Status MoveTo(const Root& disk);
   // Called when the daemon ends: reads of what is on the disk
@@ -60,7 +67,9 @@ class SaveBytes final : public Root {
   Result<Places::const_iterator> Find(std::string_view path) const;
 
   PreparedPart part_;
+  const Moves moves_;
   bool left_ = false;
+  bool again_ = false;  // a rank has handed over its file before
   std::unique_ptr<MemoryRoot> memory_;
   Places places_;
   std::vector<std::function<void(const std::string&)>> shelve_;

@@ -3,7 +3,6 @@
 #include "snapshot/landing/spooler.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/single_flight.h"
@@ -24,16 +23,7 @@ Spooler::Spooler(OpenedSpool opened, SpoolerOptions options)
     entries_.push_back({*std::move(save), bytes, Clock::time_point::max()});
     used_ += bytes;
   }
-  thread_ = std::thread([this] { Run(); });
-}
-
-Spooler::~Spooler() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    moved_.NotifyAll();
-  }
-  thread_.join();
+  worker_.Start(Clock::now(), [this] { return Turn(); });
 }
 
 std::vector<Spooler::SavePtr> Spooler::left() const {
@@ -71,6 +61,7 @@ void Spooler::Add(SavePtr save) {
   entries_.push_back({std::move(save), bytes, now});
   if (!behind && !ending_) entries_.back().due += options_.patience;
   moved_.NotifyAll();
+  worker_.Wake();
 }
 
 void Spooler::Begin(const SaveBytes& save) {
@@ -86,6 +77,7 @@ void Spooler::Fails(const SaveBytes& save) {
   if (entry == entries_.end() || entry->tried) return;
   entry->due = std::min(entry->due, Clock::now());
   moved_.NotifyAll();
+  worker_.Wake();
 }
 
 void Spooler::Stored(const SaveBytes& save) {
@@ -117,6 +109,7 @@ void Spooler::Forget(const SaveBytes& save, uint64_t bytes) {
   MutexLock lock(mutex_);
   used_ -= bytes;
   moved_.NotifyAll();
+  worker_.Wake();
 }
 
 void Spooler::End() {
@@ -127,6 +120,7 @@ void Spooler::End() {
     entry.due = std::min(entry.due, Clock::now());
   }
   moved_.NotifyAll();
+  worker_.Wake();
 }
 
 bool Spooler::Leave(SaveBytes& save) {
@@ -135,7 +129,7 @@ bool Spooler::Leave(SaveBytes& save) {
   if (entry == entries_.end()) return false;
   entry->tried = false;
   entry->due = Clock::now();
-  moved_.NotifyAll();
+  worker_.Wake();
   while (!save.on_disk() && !entry->tried) moved_.Wait(mutex_);
   if (save.on_disk()) save.Leave();
   return save.on_disk();
@@ -159,25 +153,18 @@ Spooler::Entries::iterator Spooler::Next(Clock::time_point& again) {
   return entries_.end();
 }
 
-void Spooler::Run() {
-  while (true) {
-    Entries::iterator entry;
-    {
-      MutexLock lock(mutex_);
-      Clock::time_point again;
-      while (!stopping_ && (entry = Next(again)) == entries_.end()) {
-        if (again == Clock::time_point::max()) {
-          moved_.Wait(mutex_);
-        } else {
-          moved_.WaitUntil(mutex_, again);
-        }
-      }
-      if (stopping_) return;
-      entry->writing = true;
-      used_ += entry->bytes;
-    }
-    Wrote(entry, Caught([&] { return Write(*entry->save); }));
+Worker::Time Spooler::Turn() {
+  Entries::iterator entry;
+  {
+    MutexLock lock(mutex_);
+    Clock::time_point again;
+    entry = Next(again);
+    if (entry == entries_.end()) return again;
+    entry->writing = true;
+    used_ += entry->bytes;
   }
+  Wrote(entry, Caught([&] { return Write(*entry->save); }));
+  return Clock::now();
 }
 
 Status Spooler::Write(SaveBytes& save) {
@@ -200,7 +187,9 @@ void Spooler::Wrote(Entries::iterator entry, const Status& done) {
       used_ -= bytes;
       // The store must refuse bytes that changed in the arena.
       const bool lost = done.error().code == ErrorCode::kDataLoss;
-      entry->due = lost ? Clock::time_point::max() : Clock::now() + options_.pause;
+      // It is safe in memory, and tried as long as the store does not have it.
+      (void)options_.retry.Again(entry->tries, Clock::now(), RetryRule::Patience::kForEver);
+      entry->due = lost ? Clock::time_point::max() : entry->tries.due;
       failed_ += lost ? 0 : 1;
       const std::string& why = done.error().message;
       if (!lost && last_failure_ != why) line = StrCat("spool: saves stay in memory: ", why);
@@ -219,15 +208,18 @@ void Spooler::Wrote(Entries::iterator entry, const Status& done) {
   if (over && done) Forget(*over, bytes);
 }
 
-std::string Spooler::StatusJson() const {
+SpoolerStatus Spooler::status() const {
   MutexLock lock(mutex_);
-  const auto saves = std::count_if(entries_.begin(), entries_.end(),
-                                   [](const Entry& entry) { return entry.save->on_disk(); });
-  const nlohmann::json status{{"directory", directory()}, {"saves", saves},
-                              {"bytes", used_},           {"budget", options_.budget},
-                              {"spooled", spooled_},      {"full", full_},
-                              {"failed", failed_},        {"last_failure", last_failure_}};
-  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const auto saves =
+      std::ranges::count_if(entries_, [](const Entry& entry) { return entry.save->on_disk(); });
+  return {.directory = directory(),
+          .saves = static_cast<uint64_t>(saves),
+          .bytes = used_,
+          .budget = options_.budget,
+          .spooled = spooled_,
+          .full = full_,
+          .failed = failed_,
+          .last_failure = last_failure_};
 }
 
 }  // namespace ckptfs

@@ -6,7 +6,7 @@
 // straight from memory; it is spooled if that fails, or is not over after
 // `patience`.  A save stays in memory if the spool has no room for it, or fails.
 //
-// Thread safety: all methods may be called concurrently.  One thread of its own, which alone
+// Thread safety: all methods may be called concurrently.  One worker of its own, which alone
 // writes to the spool.
 // Lifetime: the destructor waits for what is being written.
 // Units: bytes.
@@ -20,12 +20,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/worker.h"
 #include "core/commit/spool.h"
+#include "snapshot/landing/retry_rule.h"
 #include "snapshot/landing/save_bytes.h"
 
 namespace ckptfs {
@@ -33,15 +34,25 @@ namespace ckptfs {
 struct SpoolerOptions {
   uint64_t budget = 0;
   std::chrono::milliseconds patience{5'000};  // with a store that has begun with a save
-  std::chrono::milliseconds pause{10'000};    // before a spool that failed is tried again
+  RetryRule retry = {};                       // of a spool that fails
   std::function<void(std::string_view line)> log;
+};
+
+struct SpoolerStatus {
+  std::string directory;
+  uint64_t saves = 0;  // that are there
+  uint64_t bytes = 0;
+  uint64_t budget = 0;
+  uint64_t spooled = 0;
+  uint64_t full = 0;  // saves that met a full spool
+  uint64_t failed = 0;
+  std::string last_failure;
 };
 
 class Spooler {
  public:
   using SavePtr = std::shared_ptr<SaveBytes>;
   Spooler(OpenedSpool opened, SpoolerOptions options);
-  ~Spooler();
 
   // Returns the saves that an earlier daemon left, oldest first.
   std::vector<SavePtr> left() const;
@@ -64,8 +75,7 @@ class Spooler {
   bool Leave(SaveBytes& save);
   std::string directory() const { return spool_->files()->name(); }
 
-  // {"directory", "saves", "bytes", "budget", "spooled", "full", "failed", "last_failure"}
-  std::string StatusJson() const;
+  SpoolerStatus status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -73,7 +83,8 @@ class Spooler {
     SavePtr save;
     uint64_t bytes = 0;
     Clock::time_point due;  // to be spooled
-    bool waits = true;      // for the store
+    Tries tries = {};
+    bool waits = true;  // for the store
     bool writing = false;
     bool over = false;   // while it was written
     bool full = false;   // it met a full spool
@@ -81,7 +92,7 @@ class Spooler {
   };
   using Entries = std::list<Entry>;
 
-  void Run();
+  Worker::Time Turn();
   // Returns the first save that is due and has room; else when to look again.
   Entries::iterator Next(Clock::time_point& again) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Write(SaveBytes& save);
@@ -101,8 +112,7 @@ class Spooler {
   uint64_t failed_ GUARDED_BY(mutex_) = 0;
   std::string last_failure_ GUARDED_BY(mutex_);
   bool ending_ GUARDED_BY(mutex_) = false;
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  Worker worker_;  // last: it uses all others
 };
 
 }  // namespace ckptfs

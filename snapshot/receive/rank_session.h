@@ -94,18 +94,6 @@ class ArenaHold {
   std::vector<Returned> returned_ GUARDED_BY(mutex_);
 };
 
-// A part of a step that was handed over before, to another daemon.
-struct PartAgain {
-  AttemptName name;
-  uint64_t step = 0;
-  uint32_t rank = 0;
-  uint32_t world = 0;
-  ReceivedFile file;       // without its bytes
-  bool over = false;       // this daemon has had it already: the step is stored or dropped
-  std::string place = {};  // the rank asks about what lay there, and nothing else
-  uint64_t asker = 0;      // RankSession::number
-};
-
 // The steps and parts that ranks have handed over by now.
 struct Arrivals {
   std::vector<ReceivedStep> whole;  // the last part has come

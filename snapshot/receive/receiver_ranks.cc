@@ -21,6 +21,7 @@ constexpr std::chrono::milliseconds kTick{1000};
 constexpr std::chrono::milliseconds kMoment{10};
 constexpr size_t kAcceptsPerTurn = 64;
 constexpr size_t kMaxStrangers = 256;
+constexpr size_t kOwnEvents = 3;  // before those of sessions
 // Lines of dropped steps in the log between two ticks.
 constexpr uint64_t kSaidDrops = 100;
 constexpr std::string_view kSilent = "it said no hello";
@@ -34,7 +35,9 @@ std::vector<pollfd> Receiver::State::Events(bool& rests) {
   arrivals_limit.Pass(now);
   rests = accepts && !arrivals_limit.Allows();
   const short accepting = accepts && !rests ? POLLIN : 0;
-  std::vector<pollfd> events{{listener.get(), accepting, 0}, {budget->wake.get(), POLLIN, 0}};
+  std::vector<pollfd> events{{listener.get(), accepting, 0},
+                             {budget->wake.get(), POLLIN, 0},
+                             {options.landing->descriptor(), POLLIN, 0}};
   for (const auto& session : sessions) {
     rests = !session->Pass(now) || rests;
     const short reads = session->wants_to_read() ? POLLIN : 0;
@@ -47,6 +50,7 @@ std::vector<pollfd> Receiver::State::Events(bool& rests) {
 }
 
 void Receiver::State::Serve() {
+  Landing& landing = *options.landing;
   while (!stopping) {
     bool rests = false;
     std::vector<pollfd> events = Events(rests);
@@ -57,12 +61,13 @@ void Receiver::State::Serve() {
     if (!polled && errno != EINTR) return;
     uint64_t wakes = 0;
     if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
+    landing.Hear();
     // First: who leaves now was here when the others were known.
-    if (parts && worlds_moved.exchange(false)) SeeWorlds();
+    if (landing.TakeWorldsMoved()) SeeWorlds();
     Arrivals arrivals;
     const size_t count = sessions.size();
     for (size_t i = 0; i < count; ++i) {
-      const int happened = events[i + 2].revents | events[count + i + 2].revents;
+      const int happened = events[i + kOwnEvents].revents | events[count + i + kOwnEvents].revents;
       if (polled && happened == 0) sessions[i]->Saw(before);
       if (Turn(*sessions[i], static_cast<short>(happened), arrivals)) continue;
       Forget(*sessions[i]);
@@ -71,19 +76,19 @@ void Receiver::State::Serve() {
     std::erase(sessions, nullptr);
     ReapArenas();
     somebody_left = steps.End(leavers.TakeEnded(TimeSinceBoot())) || somebody_left;
-    if (parts) LeaveLives();
+    LeaveLives();
     const auto now = Clock::now();
     const bool ticks = now >= next_tick;
     if (ticks) Tick();
     hurries = steps.DropOlder(now - options.patience,
                               [this](const AttemptName& name) { return Elsewhere(name); });
-    for (ReceivedStep& step : arrivals.whole) Take(std::move(step));
-    Ask(std::move(arrivals.again));
+    for (ReceivedStep& step : arrivals.whole) landing.Take(PartOf(std::move(step)));
+    landing.Ask(std::move(arrivals.again));
     std::set<AttemptName> moved = steps.TakeMoved();
     moved.merge(unspread);
     unspread.clear();
-    if (parts) Spread(moved);
-    if (parts && ticks) SeeWorlds();
+    if (landing.has_worlds()) Spread(moved);
+    if (landing.has_worlds() && ticks) SeeWorlds();
     UpdateLines(moved);
     TellNews();
     if ((events[0].revents & POLLIN) != 0) Accept();
@@ -103,7 +108,7 @@ void Receiver::State::Tick() {
     session.reset();
   }
   std::erase(sessions, nullptr);
-  if (parts) ForgetJobs();
+  ForgetJobs();
   if (std::exchange(somebody_left, false)) steps.ForgetJobs();
 }
 
@@ -149,17 +154,13 @@ void Receiver::State::SendStrangerAway() {
 
 void Receiver::State::Greeted(RankSession& session) {
   of_job[{session.run(), session.job()}].insert(&session);
-  if (parts) SeeJob(session);
+  if (options.landing->has_worlds()) SeeJob(session);
 }
 
 void Receiver::State::Forget(RankSession& session) {
   by_number.erase(session.number());
-  {
-    MutexLock guard(mutex);
-    for (const AttemptName& name : questions.ForgetOver(session.number())) {
-      looked_for.erase(looked_for.find(name));
-      unspread.insert(name);
-    }
+  for (AttemptName& name : options.landing->ForgetOver(session.number())) {
+    unspread.insert(std::move(name));
   }
   const auto job = of_job.find({session.run(), session.job()});
   if (job != of_job.end()) {
@@ -239,16 +240,6 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
 
 // ---- what it tells -------------------------------------------------------------
 
-void Receiver::State::Ask(std::vector<PartAgain> again) {
-  if (again.empty()) return;
-  MutexLock guard(mutex);
-  for (PartAgain& part : again) {
-    looked_for.insert(part.name);
-    questions.Add(std::move(part));
-  }
-  wake_keeper.NotifyAll();
-}
-
 void Receiver::State::UpdateLines(const std::set<AttemptName>& moved) {
   for (const AttemptName& name : moved) {
     const auto waiting = steps.Find(name);
@@ -282,8 +273,7 @@ void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord 
 void Receiver::State::TellDrop(const DroppedStep& one) {
   Tell(one.name, one.step, SnapshotWord::kDropped, one.why, one.greetings);
   if (one.again) return;
-  if (parts && !one.earlier)
-    DropElsewhere(one);  // there, too, the name may be another save's by now
+  if (!one.earlier) DropElsewhere(one);  // there, too, the name may be another save's by now
   const std::string line = StrCat("snapshot ", TitleOf(one.name, one.step), " dropped: ", one.why);
   if (said_drops < kSaidDrops) {
     ++said_drops;
@@ -291,27 +281,19 @@ void Receiver::State::TellDrop(const DroppedStep& one) {
   } else {
     ++unsaid_drops;
   }
-  MutexLock guard(mutex);
-  ++dropped;
-  last_drop = line;
+  options.landing->NoteDrop(line);
 }
 
 // Tells what was kept or dropped meanwhile.
 void Receiver::State::TellNews() {
-  std::vector<Kept> news;
-  std::vector<std::pair<uint64_t, AttemptName>> askers;
-  {
-    MutexLock guard(mutex);
-    news = std::exchange(kept, {});
-    askers = std::exchange(answered, {});
-  }
-  for (const auto& [number, name] : askers) {
+  const Landing::News news = options.landing->TakeNews();
+  for (const auto& [number, name] : news.answered) {
     const auto asker = by_number.find(number);
     if (asker != by_number.end()) asker->second->Answered();
     unspread.insert(name);
     hurries = true;
   }
-  for (const Kept& one : news) {
+  for (const Landing::Outcome& one : news.over) {
     steps.Forget(one.name);
     Tell(one.name, one.step, one.done ? SnapshotWord::kDurable : SnapshotWord::kDropped,
          one.done ? one.place : one.done.error().message, steps.greetings());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state of a Receiver: its sessions, the steps that come in and wait, and its threads.
+// The state of a Receiver: its sessions, the steps that come in, and its threads.
 // A private part of receiver.cc (the daemon's side), receiver_ranks.cc (the ranks' thread) and
 // receiver_nodes.cc (that thread's steps of several daemons).
 //
@@ -18,7 +18,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -31,9 +30,8 @@
 #include "core/base/file_lock.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
-#include "snapshot/landing/world_parts.h"
+#include "snapshot/landing/landing.h"
 #include "snapshot/receive/leavers.h"
-#include "snapshot/receive/question_queue.h"
 #include "snapshot/receive/rank_session.h"
 #include "snapshot/receive/receiver.h"
 #include "snapshot/wire/protocol.h"
@@ -69,62 +67,29 @@ struct Receiver::State {
   IncomingSteps steps;
   // The ranks that each job has or had here while it is here.
   std::map<JobName, NodeRanks> jobs;
-  std::unique_ptr<WorldParts> parts;      // null: all ranks have to be here
-  std::atomic<bool> worlds_moved{false};  // by `parts`: more is known of a job
-  std::set<AttemptName> unspread;         // could not be handed over while they were looked for
-  bool somebody_left = false;             // since jobs were last forgotten
-  bool hurries = false;                   // there is more to do than this turn did
-  bool accepts = true;                    // until the next tick it has no descriptors left
+  std::set<AttemptName> unspread;  // could not be handed over while they were looked for
+  bool somebody_left = false;      // since jobs were last forgotten
+  bool hurries = false;            // there is more to do than this turn did
+  bool accepts = true;             // until the next tick it has no descriptors left
   RateLimit arrivals_limit{2000, 2048, Clock::now()};
   Clock::time_point next_tick{};
   uint64_t said_drops = 0;    // since the last tick
   uint64_t unsaid_drops = 0;  // the same
   Leavers leavers;
 
-  struct Kept {
-    AttemptName name;
-    uint64_t step = 0;
-    Status done;
-    std::string place = {};  // where its files lie, below the store's blobs; empty: not known
-  };
-  Mutex mutex;
-  CondVar wake_keeper;
-  std::deque<ReceivedStep> whole GUARDED_BY(mutex);         // the first is being kept
-  QuestionQueue questions GUARDED_BY(mutex){Clock::now()};  // to be looked for in the store
-  std::multiset<AttemptName> looked_for GUARDED_BY(mutex);  // of these
-  // Those that were looked for, and their askers.
-  std::vector<std::pair<uint64_t, AttemptName>> answered GUARDED_BY(mutex);
-  std::vector<Kept> kept GUARDED_BY(mutex);
-  bool finish GUARDED_BY(mutex) = false;
-  uint64_t durable GUARDED_BY(mutex) = 0;
-  uint64_t dropped GUARDED_BY(mutex) = 0;
+  mutable Mutex mutex;
   uint64_t incoming GUARDED_BY(mutex) = 0;
   uint64_t ranks GUARDED_BY(mutex) = 0;
   std::map<AttemptName, std::string> incomplete GUARDED_BY(mutex);  // a line of each
-  uint64_t unproved GUARDED_BY(mutex) = 0;                          // steps that came
-  std::string last_durable GUARDED_BY(mutex);
-  std::string last_drop GUARDED_BY(mutex);
 
   std::thread ranks_thread;
-  std::thread keeper_thread;
   std::thread shelf_thread;
 
   // receiver.cc
   Status Listen();
-  void Keep();
-  void LookFor(const PartAgain& part);
-  void KeepStep(ReceivedStep step);
-  // Those that an earlier daemon left in the spool are the first to be kept.
-  void TakeLeft();
-  // A step that is whole; from now on a spool may have it.
-  void Take(ReceivedStep step);
-  bool Waits(const AttemptName& name);
   void Say(std::string_view line) const {
     if (options.log) options.log(line);
   }
-  void CountUnproved(bool is);
-  // `drop`: why not; empty: it is durable.
-  void Count(const std::string& title, const std::string& drop) EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   // receiver_ranks.cc
   void Serve();
@@ -141,7 +106,6 @@ struct Receiver::State {
   void Forget(RankSession& session);
   void EndArena(std::shared_ptr<ArenaHold> hold);
   void ReapArenas();
-  void Ask(std::vector<PartAgain> again);
   void UpdateLines(const std::set<AttemptName>& moved);
   void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text,
             uint64_t greetings);
@@ -149,7 +113,6 @@ struct Receiver::State {
   void TellNews();
 
   // receiver_nodes.cc
-  void StartParts();
   void SeeJob(const RankSession& session);
   // Looks at jobs again that have steps waiting: more is known of them, or may be.
   void SeeWorlds();

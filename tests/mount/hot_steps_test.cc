@@ -76,7 +76,10 @@ TEST_F(HotStepsTest, TheNewestStayLockedAndMakeRoom) {
     EXPECT_EQ(LockedBytes() - before, Locked(4 * kFile));
     hot.Remove(Record(3));
     EXPECT_EQ(LockedBytes() - before, Locked(2 * kFile));
-    EXPECT_EQ(hot.StatusJson(), StrCat("{\"bytes\":", 2 * kFile, ",\"steps\":1,\"why_not\":\"\"}"));
+    const HotStepsStatus status = hot.status();
+    EXPECT_EQ(status.steps, 1u);
+    EXPECT_EQ(status.bytes, 2 * kFile);
+    EXPECT_EQ(status.why_not, "");
   }
   EXPECT_EQ(LockedBytes(), before);
 }
@@ -88,7 +91,7 @@ TEST_F(HotStepsTest, TheBudgetIsKept) {
   EXPECT_EQ(LockedBytes() - before, Locked(4 * kFile));
   HotSteps small(10, kFile);
   EXPECT_THAT(Add(small, 5).error().message, HasSubstr("--hot-memory"));
-  EXPECT_THAT(small.StatusJson(), HasSubstr("--hot-memory"));
+  EXPECT_THAT(small.status().why_not, HasSubstr("--hot-memory"));
   HotSteps none(0, 100 * kFile);
   EXPECT_TRUE(Add(none, 6));
   EXPECT_EQ(LockedBytes() - before, Locked(4 * kFile));

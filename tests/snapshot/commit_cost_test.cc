@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "snapshot/landing/world_parts.h"
 #include "tests/core/store/counting_storage.h"
+#include "tests/snapshot/landings.h"
 #include "tests/snapshot/nodes.h"
 
 namespace ckptfs {
@@ -163,24 +163,21 @@ TEST(CommitCostTest, ASlowLeaderIsNotHelpedByThoseWhoWaitForIt) {
   constexpr uint32_t kMachines = 4;
   const auto disk = std::make_shared<MemoryRoot>("storage");
   std::atomic<int> made = 0;
-  std::atomic<uint32_t> settled = 0;
+  testing_support::FakeSteps steps;
   std::vector<std::unique_ptr<Machine>> machines;
-  std::vector<std::unique_ptr<WorldParts>> parts;
+  std::vector<std::unique_ptr<Landing>> landings;
   for (uint32_t rank = 0; rank < kMachines; ++rank) {
     // As long as a hundred turns.
     machines.push_back(std::make_unique<Machine>(disk, made, std::chrono::milliseconds(500)));
-    WorldPartsOptions options;
-    options.commit = &machines.back()->commit;
-    options.turn = std::chrono::milliseconds(5);
-    options.settled = [&](const AttemptName&, uint64_t, const Status& done) {
-      EXPECT_TRUE(done) << done.error().message;
-      ++settled;
-    };
-    parts.push_back(std::make_unique<WorldParts>(std::move(options)));
+    landings.push_back(
+        std::make_unique<Landing>(LandingOptions{.steps = &steps,
+                                                 .commit = &machines.back()->commit,
+                                                 .turn = std::chrono::milliseconds(5)}));
+    ASSERT_TRUE(landings.back()->Start());
   }
   const auto seen = [&](uint32_t rank) {
-    parts[rank]->See({"run", "job", kMachines, "", {{rank, 100 + rank}}});
-    const auto world = parts[rank]->WorldOf("run", "job");
+    landings[rank]->See({"run", "job", kMachines, "", {{rank, 100 + rank}}});
+    const auto world = landings[rank]->WorldOf("run", "job");
     return world && world->life;
   };
   for (uint32_t rank = 0; rank < kMachines; ++rank) {
@@ -190,11 +187,16 @@ TEST(CommitCostTest, ASlowLeaderIsNotHelpedByThoseWhoWaitForIt) {
     }
   }
   for (uint32_t rank = 0; rank < kMachines; ++rank) {
-    WorldPart part{{"run", "job", 1}, 7, kMachines, {}, IncomingSteps::Time::clock::now()};
+    ReceivedPart part{AttemptOf(1, kMachines), 7, kMachines, {}, std::chrono::steady_clock::now()};
     part.files[rank] = FileOfRank(rank, kMachines);
-    parts[rank]->Hand(std::move(part));
+    landings[rank]->Take(std::move(part));
   }
-  while (settled < kMachines) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  for (const auto& landing : landings) {
+    while (landing->status().durable + landing->status().dropped == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_EQ(landing->status().last_drop, "");
+  }
   EXPECT_EQ(made, 1);
   EXPECT_TRUE(IsStepThere(disk, "7", 7, kMachines));
 }

@@ -14,7 +14,7 @@
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
 #include "core/store/step_catalogue.h"
-#include "mount/daemon/snapshot_keeper.h"
+#include "tests/snapshot/landings.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/temporary_directory.h"
@@ -29,6 +29,7 @@ using testing_support::ExpectWhole;
 using testing_support::IsStepThere;
 using testing_support::RankFileOf;
 using testing_support::Save;
+using testing_support::StoreLanding;
 
 // A store on a disk, and a step of two ranks for it.
 class DiskFaultsTest : public testing::Test {
@@ -37,15 +38,15 @@ class DiskFaultsTest : public testing::Test {
     Place() : storage(*FileStorage::Open(directory.path(), true)), store(*Store::OpenOn(storage)) {}
     Result<StepRecord> Keep(milliseconds limit) {
       StepCatalogue catalogue(*store);
-      SnapshotKeeper keeper(*store, catalogue, [](const StepRecord&) { return Status(); }, nullptr,
-                            {milliseconds(1), limit});
+      StoreLanding landing(*store, catalogue, [](const StepRecord&) { return Status(); }, nullptr,
+                           {milliseconds(1), milliseconds(1), limit});
       ReceivedStep received{{"run", "job", 1}, 3, {}};
       for (uint32_t rank = 0; rank < 2; ++rank) {
         const auto text = std::make_shared<std::string>(RankFileOf(3, rank, 2));
         received.files.push_back(
             {text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text});
       }
-      return keeper.Keep(std::move(received));
+      return landing.Keep(std::move(received));
     }
     bool HasNothingHalf() const { return std::filesystem::is_empty(directory.path() + "/.tmp"); }
 

@@ -298,11 +298,8 @@ constexpr uint64_t kNoise = uint64_t{4} << 20;
 // A thousand saves, each followed by an update: memory, arena and descriptors stay as they
 // were after the first hundred.
 TEST_F(HostileClientTest, AThousandSnapshotsLeaveNothing) {
-  ReceiverOptions options;
-  options.store = directory_.path();
-  options.memory_bytes = 4 << 20;
-  options.chunk_bytes = testing_support::kSmallChunk;
-  options.keep = [](const ReceivedStep&) { return Status(); };
+  ReceiverOptions options = Options();
+  steps_.keep = [](const SaveBytes&) { return Status(); };
   const auto receiver = *Receiver::Start(std::move(options));
   const auto writer = Writer();
   RankMemory memory({3000, 20, 1000});
@@ -318,7 +315,7 @@ TEST_F(HostileClientTest, AThousandSnapshotsLeaveNothing) {
   }
   EXPECT_LT(ResidentBytes(), resident + kNoise);
   EXPECT_EQ(Descriptors(), descriptors);
-  const auto said = nlohmann::json::parse(receiver->StatusJson());
+  const nlohmann::json said = ToJson(receiver->status());
   EXPECT_EQ(said["durable"], 1000);
   EXPECT_LE(said["arena_bytes"].get<uint64_t>(), 2 * 5 * testing_support::kSmallChunk);
 }

@@ -86,9 +86,14 @@ class KeptTensorsTest : public testing::Test {
     whole.files.push_back(std::move(received));
     return whole;
   }
+  static std::string PlaceOf(const ReceivedStep& received) {
+    const ReceivedPart part = PartOf(received);
+    return PreparedPart{part.name, part.step, 0, 0, {}}.Directory();
+  }
   Result<MemoryStep> InMemory(const ReceivedStep& received) {
     const FamilySet families = *ShippedFamilies();
-    return MemoryStepOf(*store_, received, families);
+    const auto save = SaveBytes::Of(PartOf(received), SaveBytes::Moves::kNever);
+    return MemoryStepOf(*store_, save, families);
   }
   StepRecord Persist(const ReceivedStep& received) {
     auto step = InMemory(received);
@@ -105,7 +110,7 @@ class KeptTensorsTest : public testing::Test {
   StepRecord Save(uint64_t step) {
     const ReceivedStep received = HandOver(step);
     const StepRecord record = Persist(received);
-    kept_.Durable(step, received.Place());
+    kept_.Durable(step, PlaceOf(received));
     truth_[step] = memory_;
     return record;
   }
@@ -244,7 +249,7 @@ TEST_F(KeptTensorsTest, SavesThatOverlapNeedNothingThatAPolicyRemoves) {
   base()[0] ^= 1;
   const StepRecord second = Persist(under_way);
   base()[0] ^= 1;
-  kept_.Durable(2, under_way.Place());
+  kept_.Durable(2, PlaceOf(under_way));
   ASSERT_TRUE(store_->Remove(first));
   Collect();
   const StepRecord third = Persist(next);

@@ -64,6 +64,56 @@ std::unique_ptr<Spooler> SpoolerAt(const std::string& directory) {
   return std::make_unique<Spooler>(*Spool::Open(directory, "store"), std::move(options));
 }
 
+// Steps of a store which, where there is a spool, have all lain there.
+class SpooledSteps final : public StepMaker {
+ public:
+  SpooledSteps(Store& store, StepCatalogue& catalogue, bool spooled)
+      : keeper_(store, catalogue, [](const StepRecord&) { return Status(); }), spooled_(spooled) {}
+  Result<Entered> Enter(const std::shared_ptr<SaveBytes>& save) override {
+    while (spooled_ && !save->on_disk()) std::this_thread::yield();
+    return keeper_.Enter(save);
+  }
+  Result<StepRecord> Persist(const StepRecord& record) override { return keeper_.Persist(record); }
+  void Release(const StepRecord& record) override { keeper_.Release(record); }
+  Result<std::optional<StepRecord>> FindStored(const PartAgain& part) override {
+    return keeper_.FindStored(part);
+  }
+  std::shared_ptr<BlobStream> Stream(const std::string&, uint64_t,
+                                     std::weak_ptr<const void>) override {
+    return nullptr;
+  }
+  void Tell(const News&) override {}
+
+ private:
+  SnapshotKeeper keeper_;
+  const bool spooled_;
+};
+
+// A daemon that dies when it has a step whole.
+class DyingDaemon {
+ public:
+  explicit DyingDaemon(const std::string& directory, std::shared_ptr<ArenaShelf> shelf = nullptr)
+      : landing_({.steps = &steps_}) {
+    steps_.keep = [](const SaveBytes&) -> Status {
+      raise(SIGKILL);
+      return {};
+    };
+    ReceiverOptions options;
+    options.store = directory;
+    options.memory_bytes = 4 << 20;
+    options.chunk_bytes = testing_support::kSmallChunk;
+    options.landing = &landing_;
+    options.shelf = std::move(shelf);
+    receiver_ = *Receiver::Start(std::move(options));
+  }
+  uint64_t ranks() const { return receiver_->status().ranks; }
+
+ private:
+  testing_support::FakeSteps steps_;
+  Landing landing_;
+  std::unique_ptr<Receiver> receiver_;
+};
+
 // A daemon that receives snapshots, without a mount.
 class StoreDaemon {
  public:
@@ -73,32 +123,21 @@ class StoreDaemon {
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
         spooler_(SpoolerAt(spool)),
-        keeper_(
-            *store_, catalogue_, [](const StepRecord&) { return Status(); }, spooler_.get()) {
+        steps_(*store_, catalogue_, spooler_ != nullptr),
+        landing_({.steps = &steps_, .spooler = spooler_.get()}) {
     ReceiverOptions options;
     options.store = directory;
     options.memory_bytes = 4 << 20;
     options.chunk_bytes = testing_support::kSmallChunk;
-    options.keep = [this](ReceivedStep step) {
-      const auto save = step.save;
-      while (save && !save->on_disk()) std::this_thread::yield();
-      const auto stored = keeper_.Keep(std::move(step));
-      if (save) spooler_->Over(*save);
-      return stored ? Status() : Fail(Error(stored.error()));
-    };
-    options.spooler = spooler_.get();
-    options.waits = [this](const ReceivedStep& step) { keeper_.ShowSoon(step); };
+    options.landing = &landing_;
     options.shelf = std::move(shelf);
-    options.stored = [this](const PartAgain& part) {
-      return keeper_.FindStored(part)->has_value();
-    };
     receiver_ = *Receiver::Start(std::move(options));
   }
   // Nobody is connected, and what was received is stored or dropped.
   void Settle() const {
     while (true) {
-      const auto status = nlohmann::json::parse(receiver_->StatusJson());
-      if (status["ranks"] == 0 && status["waiting"] == 0) return;
+      const ReceiverStatus status = receiver_->status();
+      if (status.ranks == 0 && status.saves.waiting == 0) return;
       std::this_thread::yield();
     }
   }
@@ -107,7 +146,8 @@ class StoreDaemon {
   const std::unique_ptr<Store> store_;
   StepCatalogue catalogue_;
   const std::unique_ptr<Spooler> spooler_;
-  SnapshotKeeper keeper_;
+  SpooledSteps steps_;
+  Landing landing_;
   std::unique_ptr<Receiver> receiver_;
 };
 
@@ -307,15 +347,7 @@ TEST_F(KillTest, ADaemonAtEveryPointWithABaseThatIsKept) {
 TEST_F(KillTest, ADaemonThatComesBackAtEveryPoint) {
   SnapshotWriter writer(Options("job"));
   const auto dies = [&](const std::function<void()>& ready) {
-    ReceiverOptions options;
-    options.store = directory_.path();
-    options.memory_bytes = 4 << 20;
-    options.chunk_bytes = testing_support::kSmallChunk;
-    options.keep = [](const ReceivedStep&) -> Status {
-      raise(SIGKILL);
-      return {};
-    };
-    const auto receiver = *Receiver::Start(std::move(options));
+    const DyingDaemon one(directory_.path());
     ready();
   };
   const auto daemon = [&](const std::function<void()>& ready) {
@@ -425,19 +457,10 @@ TEST_F(KillTest, ADaemonAtEveryPointAfterTheTrainer) {
 TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
   FakeManager manager;
   const auto dies = [&](const std::function<void()>& ready) {
-    ReceiverOptions options;
-    options.store = directory_.path();
-    options.memory_bytes = 4 << 20;
-    options.chunk_bytes = testing_support::kSmallChunk;
-    options.shelf = manager.Shelf(directory_.path());
-    options.keep = [](const ReceivedStep&) -> Status {
-      raise(SIGKILL);
-      return {};
-    };
-    const auto receiver = *Receiver::Start(std::move(options));
+    const DyingDaemon one(directory_.path(), manager.Shelf(directory_.path()));
     ready();
     // The last message of the trainer may still be on its way.
-    while (nlohmann::json::parse(receiver->StatusJson())["ranks"] != 0) std::this_thread::yield();
+    while (one.ranks() != 0) std::this_thread::yield();
   };
   using Damage = std::function<void(int arena, int ledger)>;
   const auto flip = [](int fd, off_t at) {

@@ -65,12 +65,7 @@ void HandOver(const std::string& store, uint32_t rank, uint32_t chunks,
 class LivesTest : public ReceiverTest {
  protected:
   void StartSlow() {
-    ReceiverOptions options;
-    options.store = directory_.path();
-    options.memory_bytes = 4 << 20;
-    options.chunk_bytes = kSmallChunk;
-    options.patience = kLong;
-    options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
+    ReceiverOptions options = Options();
     options.log = [this](std::string_view) {
       std::unique_lock lock(gate_);
       stands_ = true;

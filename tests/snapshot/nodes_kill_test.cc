@@ -39,31 +39,27 @@ class NodeDaemon {
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
         keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }),
-        commit_(std::make_unique<WorldCommit>(*store_, ModelOfRankFiles())) {
+        commit_(std::make_unique<WorldCommit>(*store_, ModelOfRankFiles())),
+        landing_({.steps = &keeper_,
+                  .commit = commit_.get(),
+                  .patience = patience,
+                  .turn = std::chrono::milliseconds(10)}) {
     ReceiverOptions options;
     options.store = SocketOf(directory, node);
     options.memory_bytes = 4 << 20;
     options.chunk_bytes = testing_support::kSmallChunk;
     options.patience = patience;
-    options.turn = std::chrono::milliseconds(10);
-    options.keep = [this](ReceivedStep step) {
-      const auto kept = keeper_.Keep(std::move(step));
-      return kept ? Status() : Fail(kept.error());
-    };
-    options.stored = [this](const PartAgain& part) {
-      const auto found = keeper_.FindStored(part);
-      return found && found->has_value();
-    };
-    options.commit = commit_.get();
+    options.landing = &landing_;
     receiver_ = *Receiver::Start(std::move(options));
   }
-  nlohmann::json status() const { return nlohmann::json::parse(receiver_->StatusJson()); }
+  nlohmann::json status() const { return ToJson(receiver_->status()); }
 
  private:
   const std::unique_ptr<Store> store_;
   StepCatalogue catalogue_;
   SnapshotKeeper keeper_;
   std::unique_ptr<WorldCommit> commit_;
+  Landing landing_;
   std::unique_ptr<Receiver> receiver_;
 };
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/peer/memory_attempts.h"
+#include "mount/daemon/snapshot_status.h"
 #include "tests/core/peer/peers.h"
 #include "tests/support/faulty_transport.h"
 
@@ -80,6 +81,7 @@ class ProtectorTest : public testing::Test {
     protector_ = std::make_unique<Protector>(std::move(options));
   }
   void TearDown() override { protector_.reset(); }
+  std::string Said() const { return ToJson(protector_->status()).dump(); }
   void Peers(const std::vector<const ServedShelf*>& peers) {
     std::vector<PeerRecord> records;
     for (const ServedShelf* peer : peers) {
@@ -122,18 +124,17 @@ TEST_F(ProtectorTest, ASaveIsHeldByAnotherNodeAndItsArenaIsFree) {
   Save(7, {&first, &second}, 2);
   ASSERT_TRUE(Becomes([&] {
     return (Holds(one_, 7, 0) || Holds(two_, 7, 0)) && (Holds(one_, 7, 1) || Holds(two_, 7, 1));
-  })) << protector_->StatusJson();
-  ASSERT_TRUE(Becomes([&] {
-    return protector_->StatusJson().find("\"protected\":1") != std::string::npos;
-  })) << protector_->StatusJson();
+  })) << Said();
+  ASSERT_TRUE(Becomes([&] { return Said().find("\"protected\":1") != std::string::npos; }))
+      << Said();
   EXPECT_TRUE(first.held.expired());
   // The next one takes its place everywhere.
   Arena again(BytesOfSeed(3, 1'500'000)), more(BytesOfSeed(4, 900'000));
   Save(8, {&again, &more}, 2);
   EXPECT_TRUE(Becomes([&] {
     return mine_->List().size() == 2 && one_.shelf.List().size() + two_.shelf.List().size() == 2 &&
-           protector_->StatusJson().find("run/8") != std::string::npos;
-  })) << protector_->StatusJson();
+           Said().find("run/8") != std::string::npos;
+  })) << Said();
 }
 
 TEST_F(ProtectorTest, TwoCopiesAreOnTwoNodes) {
@@ -141,8 +142,7 @@ TEST_F(ProtectorTest, TwoCopiesAreOnTwoNodes) {
   Peers({&one_, &two_});
   Arena arena(BytesOfSeed(1, 600'000));
   Save(7, {&arena}, 1);
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
-      << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); })) << Said();
 }
 
 // The node's own file is a unit then, too.
@@ -153,8 +153,8 @@ TEST_F(ProtectorTest, UnitsAreOnAllNodesOfTheStripeAndTheFileOnNone) {
   Save(7, {&arena}, 1);
   ASSERT_TRUE(Becomes([&] {
     return Holds(one_, 7, 0) && Holds(two_, 7, 0) &&
-           protector_->StatusJson().find("\"protected\":1") != std::string::npos;
-  })) << protector_->StatusJson();
+           Said().find("\"protected\":1") != std::string::npos;
+  })) << Said();
   std::set<uint32_t> units;
   for (const PeerShelf* shelf : {mine_.get(), &one_.shelf, &two_.shelf}) {
     ASSERT_EQ(shelf->List().size(), 1u);
@@ -167,7 +167,7 @@ TEST_F(ProtectorTest, UnitsAreOnAllNodesOfTheStripeAndTheFileOnNone) {
   EXPECT_TRUE(Becomes([&] {
     return Holds(one_, 8, 0) && Holds(two_, 8, 0) && mine_->List().size() == 1 &&
            one_.shelf.List().size() == 1 && two_.shelf.List().size() == 1;
-  })) << protector_->StatusJson();
+  })) << Said();
 }
 
 TEST_F(ProtectorTest, AHolderOfAUnitThatGoesIsReplacedFromTheOthers) {
@@ -179,7 +179,7 @@ TEST_F(ProtectorTest, AHolderOfAUnitThatGoesIsReplacedFromTheOthers) {
   ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }));
   ASSERT_TRUE(Becomes([&] { return mine_->List().at(0).shape.cuts(); }));
   Peers({&two_, &three});
-  EXPECT_TRUE(Becomes([&] { return Holds(three, 7, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(three, 7, 0); })) << Said();
 }
 
 TEST_F(ProtectorTest, AFileIsCutAnewWhereANodeGoesBeforeItHasItsUnit) {
@@ -189,8 +189,7 @@ TEST_F(ProtectorTest, AFileIsCutAnewWhereANodeGoesBeforeItHasItsUnit) {
   three.server.reset();
   Arena arena(BytesOfSeed(1, 3'000'000));
   Save(7, {&arena}, 1);
-  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
-      << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); })) << Said();
   for (const ServedShelf* peer : {&one_, &two_}) {
     ASSERT_EQ(peer->shelf.List().size(), 1U) << "the unit of the wider stripe is taken back";
     EXPECT_EQ(peer->shelf.List()[0].shape, (StripeShape{2, 1}));
@@ -202,8 +201,7 @@ TEST_F(ProtectorTest, WithoutRoomForAUnitBesideItTheWholeFileStays) {
   Peers({&one_, &two_});
   Arena arena(BytesOfSeed(1, 3'000'000));
   Save(7, {&arena}, 1);
-  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }))
-      << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); })) << Said();
   ASSERT_EQ(mine_->List().size(), 1U);
   EXPECT_FALSE(mine_->List()[0].shape.cuts());
   EXPECT_TRUE(Becomes([&] { return mine_->List().at(0).state == ShelvedState::kProtected; }));
@@ -215,9 +213,8 @@ TEST_F(ProtectorTest, FewerNodesThanAStripeHasUnitsAreSaid) {
   Arena arena(BytesOfSeed(1, 3'000'000));
   Save(7, {&arena}, 1);
   ASSERT_TRUE(Becomes([&] {
-    return protector_->StatusJson().find("'ec:2+1' needs 3 nodes; there are 2") !=
-           std::string::npos;
-  })) << protector_->StatusJson();
+    return Said().find("'ec:2+1' needs 3 nodes; there are 2") != std::string::npos;
+  })) << Said();
   EXPECT_TRUE(one_.shelf.List().empty());
   Peers({&one_, &two_});
   EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); }));
@@ -234,7 +231,7 @@ TEST_F(ProtectorTest, WithoutPeersNothingIsHeldUp) {
   EXPECT_EQ(lines_, 0);
   // Peers that come later get the newest.
   Peers({&one_});
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 50, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 50, 0); })) << Said();
 }
 
 TEST_F(ProtectorTest, ASlowPeerNeverHoldsAnArena) {
@@ -247,7 +244,7 @@ TEST_F(ProtectorTest, ASlowPeerNeverHoldsAnArena) {
     ASSERT_TRUE(Becomes([&] { return arena.held.expired(); })) << step;
   }
   faults_->late_ms = 0;
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 3, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 3, 0); })) << Said();
 }
 
 TEST_F(ProtectorTest, ANodeThatIsFullIsPassedOver) {
@@ -256,7 +253,7 @@ TEST_F(ProtectorTest, ANodeThatIsFullIsPassedOver) {
   Peers({&full, &one_});
   Arena arena(BytesOfSeed(1, 600'000));
   Save(7, {&arena}, 1);
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0); })) << Said();
 }
 
 TEST_F(ProtectorTest, AShelfThatIsFullCostsALine) {
@@ -267,8 +264,7 @@ TEST_F(ProtectorTest, AShelfThatIsFullCostsALine) {
     Save(step, {&arena}, 1);
     ASSERT_TRUE(Becomes([&] { return arena.held.expired(); }));
   }
-  EXPECT_TRUE(
-      Becomes([&] { return protector_->StatusJson().find("\"full\":3") != std::string::npos; }));
+  EXPECT_TRUE(Becomes([&] { return Said().find("\"full\":3") != std::string::npos; }));
   EXPECT_EQ(lines_, 1);
 }
 
@@ -279,7 +275,7 @@ TEST_F(ProtectorTest, AHolderThatGoesIsReplaced) {
   Save(7, {&arena}, 1);
   ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0); }));
   Peers({&two_});
-  EXPECT_TRUE(Becomes([&] { return Holds(two_, 7, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(two_, 7, 0); })) << Said();
 }
 
 TEST_F(ProtectorTest, AStepThatIsShownStaysUntilTheNextOneIs) {
@@ -289,18 +285,16 @@ TEST_F(ProtectorTest, AStepThatIsShownStaysUntilTheNextOneIs) {
   Arena first(BytesOfSeed(1, 300'000)), second(BytesOfSeed(2, 300'000)),
       third(BytesOfSeed(3, 300'000));
   Save(7, {&first}, 1);
-  ASSERT_TRUE(Becomes([&] {
-    return protector_->StatusJson().find("last_protected\":\"run/7") != std::string::npos;
-  }));
+  ASSERT_TRUE(
+      Becomes([&] { return Said().find("last_protected\":\"run/7") != std::string::npos; }));
   Save(8, {&second}, 1);
-  ASSERT_TRUE(Becomes([&] {
-    return protector_->StatusJson().find("last_protected\":\"run/8") != std::string::npos;
-  }));
+  ASSERT_TRUE(
+      Becomes([&] { return Said().find("last_protected\":\"run/8") != std::string::npos; }));
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_TRUE(Holds(one_, 7, 0) && Holds(one_, 8, 0));
   Save(9, {&third}, 1);
   EXPECT_TRUE(Becomes([&] { return Holds(one_, 9, 0) && one_.shelf.List().size() == 1; }))
-      << protector_->StatusJson();
+      << Said();
 }
 
 TEST_F(ProtectorTest, ASlowRateDoesNotHoldUpTheEnd) {
@@ -325,11 +319,10 @@ TEST_F(ProtectorTest, ASaveThatOthersPassedOverGivesWay) {
   Put(one_.shelf, other, part);
   Arena first(BytesOfSeed(1, 200'000)), second(BytesOfSeed(2, 200'000));
   Save(1, {&first}, 2);
-  ASSERT_TRUE(Becomes([&] {
-    return protector_->StatusJson().find("went on without it") != std::string::npos;
-  })) << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] { return Said().find("went on without it") != std::string::npos; }))
+      << Said();
   Save(2, {&second}, 2);
-  EXPECT_TRUE(Becomes([&] { return Holds(one_, 2, 0); })) << protector_->StatusJson();
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 2, 0); })) << Said();
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/receive/question_queue.h"
+#include "snapshot/landing/question_queue.h"
 
 #include <gtest/gtest.h>
 

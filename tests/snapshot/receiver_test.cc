@@ -128,9 +128,9 @@ TEST_F(ReceiverTest, WhoIsKilledIsGone) {
   int status = 0;
   ASSERT_EQ(waitpid(rank, &status, 0), rank);
   EXPECT_EQ(status, 0);
-  const auto ranks = [&] { return nlohmann::json::parse(receiver_->StatusJson())["ranks"]; };
+  const auto ranks = [&] { return receiver_->status().ranks; };
   for (int i = 0; i < 100 && ranks() != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
-  EXPECT_EQ(ranks(), 0);
+  EXPECT_EQ(ranks(), 0u);
   close(until[0]);
   close(until[1]);
 }
@@ -345,6 +345,8 @@ TEST_F(ReceiverTest, OneDaemonOfAStoreReceives) {
   ReceiverOptions options;
   options.store = directory_.path();
   options.memory_bytes = 1 << 20;
+  Landing landing(LandingOptions{.steps = &steps_});
+  options.landing = &landing;
   const auto second = Receiver::Start(options);
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code, ErrorCode::kExists);

@@ -22,9 +22,11 @@
 #include <thread>
 #include <vector>
 
+#include "mount/daemon/snapshot_status.h"
 #include "snapshot/receive/receiver.h"
 #include "snapshot/trainer/snapshot_writer.h"
 #include "snapshot/wire/protocol.h"
+#include "tests/snapshot/landings.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/late_copier.h"
 #include "tests/support/temporary_directory.h"
@@ -50,22 +52,31 @@ class ReceiverTest : public testing::Test {
                                 sysconf(_SC_CLK_TCK));
   }
 
-  void Start(std::chrono::milliseconds patience = kLong, size_t max_sessions = 64,
-             uint64_t memory = 4 << 20) {
-    ReceiverOptions options;
-    options.store = directory_.path();
-    options.memory_bytes = memory;
-    options.chunk_bytes = kSmallChunk;
-    options.patience = patience;
-    options.max_sessions = max_sessions;
-    options.hello = hello_;
-    options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
-    options.stored = [this](const PartAgain&) -> Result<bool> {
+  // Of a receiver with a landing of its own, whose saves are kept by this.
+  ReceiverOptions Options() {
+    steps_.keep = [this](const SaveBytes& save) { return Keep(save); };
+    steps_.stored = [this](const PartAgain&) -> Result<bool> {
       ++looks_;
       std::this_thread::sleep_for(look_);
       if (failing_looks_ > 0 && failing_looks_-- > 0) return Fail(ErrorCode::kIo, "it is away");
       return stored_.load();
     };
+    landing_ = std::make_unique<Landing>(LandingOptions{.steps = &steps_});
+    ReceiverOptions options;
+    options.store = directory_.path();
+    options.memory_bytes = 4 << 20;
+    options.chunk_bytes = kSmallChunk;
+    options.patience = kLong;
+    options.hello = hello_;
+    options.landing = landing_.get();
+    return options;
+  }
+  void Start(std::chrono::milliseconds patience = kLong, size_t max_sessions = 64,
+             uint64_t memory = 4 << 20) {
+    ReceiverOptions options = Options();
+    options.memory_bytes = memory;
+    options.patience = patience;
+    options.max_sessions = max_sessions;
     auto started = Receiver::Start(std::move(options));
     ASSERT_TRUE(started) << started.error().message;
     receiver_ = *std::move(started);
@@ -75,14 +86,19 @@ class ReceiverTest : public testing::Test {
     receiver_.reset();
   }
 
-  virtual Status Keep(ReceivedStep step) {
+  virtual Status Keep(const SaveBytes& save) {
     std::unique_lock lock(mutex_);
     moved_.wait(lock, [&] { return !hold_; });
     if (!refusal_.empty()) return Fail(ErrorCode::kIo, refusal_);
-    Kept kept{step.name.job, step.step, {}};
-    for (const ReceivedFile& file : step.files) {
-      EXPECT_EQ(file.rope.size(), 1u);  // it can be mapped
-      kept.files.push_back(BytesOf(file));
+    const PreparedPart& part = save.part();
+    Kept kept{part.name.job, part.step, {}};
+    for (const PreparedRank& rank : part.ranks) {
+      const auto file = save.Open(part.PathOf(rank.rank));
+      const auto bytes = (*file)->Map();
+      EXPECT_TRUE(bytes && *bytes);  // it can be mapped
+      const auto all = (*bytes)->bytes();
+      kept.files.push_back(
+          WithoutProof(std::string(reinterpret_cast<const char*>(all.data()), all.size())));
     }
     kept_.push_back(std::move(kept));
     return {};
@@ -109,9 +125,11 @@ class ReceiverTest : public testing::Test {
     return std::make_unique<SnapshotWriter>(
         WriterOptions{directory_.path(), "run", "job", rank, world, slots, limit, copier});
   }
-  nlohmann::json status() const { return nlohmann::json::parse(receiver_->StatusJson()); }
+  nlohmann::json status() const { return ToJson(receiver_->status()); }
 
   TemporaryDirectory directory_;
+  FakeSteps steps_;
+  std::unique_ptr<Landing> landing_;
   std::unique_ptr<Receiver> receiver_;
   std::mutex mutex_;
   std::condition_variable moved_;

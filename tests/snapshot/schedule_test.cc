@@ -96,13 +96,12 @@ class ScheduleTest : public ReceiverTest {
   // Every rank's file of a step that nothing went wrong with.
   using Truths = std::map<std::pair<uint64_t, uint32_t>, std::string>;
 
-  Status Keep(ReceivedStep step) override {
+  Status Keep(const SaveBytes& save) override {
     Schedule& schedule = *schedule_;
     schedule.Enter(kDisk);
     schedule.Point(kDisk);
-    const bool fails = (seed_ * 31 + step.step) % 8 == 0;
-    const Status kept =
-        fails ? Fail(ErrorCode::kIo, "disk full") : ReceiverTest::Keep(std::move(step));
+    const bool fails = (seed_ * 31 + save.part().step) % 8 == 0;
+    const Status kept = fails ? Fail(ErrorCode::kIo, "disk full") : ReceiverTest::Keep(save);
     schedule.Leave(kDisk);
     return kept;
   }

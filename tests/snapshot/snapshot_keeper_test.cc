@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <future>
+#include <map>
 #include <thread>
 
 #include "formats/families/shipped.h"
+#include "tests/snapshot/landings.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/faulty_storage.h"
@@ -25,6 +27,7 @@ using testing::HasSubstr;
 using testing_support::kNever;
 using testing_support::RankFileOf;
 using testing_support::Save;
+using testing_support::StoreLanding;
 
 // Ranks' files, whose bytes depend on the step and the elements of their last weight.
 ReceivedStep HandedOver(uint64_t step, const std::vector<uint64_t>& elements, bool again = false) {
@@ -38,18 +41,6 @@ ReceivedStep HandedOver(uint64_t step, const std::vector<uint64_t>& elements, bo
   return received;
 }
 
-// One whose bytes lie in its save.
-ReceivedStep HandedOver(const Save& save) {
-  ReceivedStep received{save.part().name, save.part().step, {}};
-  received.name.life = {};
-  received.life = save.part().name.life;
-  for (const PreparedRank& rank : save.part().ranks) {
-    received.files.push_back({rank.bytes, {}, rank.chunks, false, nullptr});
-  }
-  received.save = save.bytes;
-  return received;
-}
-
 class SnapshotKeeperTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -60,15 +51,19 @@ class SnapshotKeeperTest : public testing::Test {
   // `shown` is asked with each record that is shown.
   void Start(
       SnapshotKeeper::Refresh shown = [](const StepRecord&) { return Status(); },
-      SnapshotKeeper::Retries retries = {}) {
+      RetryRule retry = {}) {
+    landing_.reset();
     SpoolerOptions options;
     options.budget = 1 << 20;
     options.patience = kNever;
     options.log = [](std::string_view) {};
     spooler_ = std::make_unique<Spooler>(*Spool::OpenOn(disk_, "store"), std::move(options));
-    keeper_ = std::make_unique<SnapshotKeeper>(*store_, *catalogue_, std::move(shown),
-                                               spooler_.get(), retries);
+    landing_ = std::make_unique<StoreLanding>(*store_, *catalogue_, std::move(shown),
+                                              spooler_.get(), retry);
   }
+  Result<StepRecord> Keep(ReceivedStep step) { return landing_->Keep(std::move(step)); }
+  Landing& landing() { return **landing_; }
+  SnapshotKeeper::Found Find(const PartAgain& part) { return *landing_->keeper().FindStored(part); }
   std::vector<std::string> Ids() const {
     std::vector<std::string> ids;
     for (const StepRecord& record : catalogue_->held()) ids.push_back(record.id);
@@ -77,7 +72,7 @@ class SnapshotKeeperTest : public testing::Test {
       ids.push_back(record.id);
     return ids;
   }
-  PartAgain PartOf(const ReceivedStep& step, uint32_t rank) const {
+  static PartAgain AgainOf(const ReceivedStep& step, uint32_t rank) {
     PartAgain part{step.name, step.step, rank, static_cast<uint32_t>(step.files.size()), {}};
     part.file.chunks = step.files[rank].chunks;
     return part;
@@ -88,14 +83,14 @@ class SnapshotKeeperTest : public testing::Test {
   std::unique_ptr<Store> store_;
   std::unique_ptr<StepCatalogue> catalogue_;
   std::unique_ptr<Spooler> spooler_;
-  std::unique_ptr<SnapshotKeeper> keeper_;
+  std::unique_ptr<StoreLanding> landing_;
 };
 
 TEST_F(SnapshotKeeperTest, FilesOfAnotherStepAreNotOne) {
   Start();
   ReceivedStep received = HandedOver(3, {1000});
   received.step = 4;
-  const auto kept = keeper_->Keep(std::move(received));
+  const auto kept = Keep(std::move(received));
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().code, ErrorCode::kInvalid);
   EXPECT_THAT(kept.error().message, HasSubstr("its files belong to step 3"));
@@ -106,46 +101,47 @@ TEST_F(SnapshotKeeperTest, FilesOfAnotherStepAreNotOne) {
 
 TEST_F(SnapshotKeeperTest, WhatIsSaidAgainIsLookedForFirst) {
   Start();
-  const auto first = keeper_->Keep(HandedOver(3, {1000, 1000}));
+  const auto first = Keep(HandedOver(3, {1000, 1000}));
   ASSERT_TRUE(first) << first.error().message;
-  const auto again = keeper_->Keep(HandedOver(3, {1000, 1000}, true));
+  const auto again = Keep(HandedOver(3, {1000, 1000}, true));
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(again->id, first->id);
   EXPECT_THAT(Ids(), ElementsAre("3"));
   // Other bytes, or another world's, are another save of that step.
-  EXPECT_EQ(keeper_->Keep(HandedOver(3, {1000, 2000}, true))->id, "3-1");
-  EXPECT_EQ(keeper_->Keep(HandedOver(3, {1000}, true))->id, "3-2");
+  EXPECT_EQ(Keep(HandedOver(3, {1000, 2000}, true))->id, "3-1");
+  EXPECT_EQ(Keep(HandedOver(3, {1000}, true))->id, "3-2");
 }
 
 TEST_F(SnapshotKeeperTest, PartsOfDifferentSavesAreNotTheirs) {
   Start();
-  ASSERT_TRUE(keeper_->Keep(HandedOver(3, {1000, 1000})));
-  ASSERT_TRUE(keeper_->Keep(HandedOver(3, {2000, 2000})));
-  EXPECT_EQ(keeper_->Keep(HandedOver(3, {1000, 2000}, true))->id, "3-2");
+  ASSERT_TRUE(Keep(HandedOver(3, {1000, 1000})));
+  ASSERT_TRUE(Keep(HandedOver(3, {2000, 2000})));
+  EXPECT_EQ(Keep(HandedOver(3, {1000, 2000}, true))->id, "3-2");
 }
 
 TEST_F(SnapshotKeeperTest, APartOfAnotherWorldIsNotFound) {
   Start();
-  const auto kept = *keeper_->Keep(HandedOver(3, {1000}));
-  PartAgain part = PartOf(HandedOver(3, {1000}), 0);
-  EXPECT_EQ((*keeper_->FindStored(part))->manifest, kept.manifest);
+  const auto kept = *Keep(HandedOver(3, {1000}));
+  PartAgain part = AgainOf(HandedOver(3, {1000}), 0);
+  EXPECT_EQ(Find(part)->manifest, kept.manifest);
   part.world = 2;
-  EXPECT_EQ(*keeper_->FindStored(part), std::nullopt);
+  EXPECT_EQ(Find(part), std::nullopt);
 }
 
 TEST_F(SnapshotKeeperTest, AnAdoptedStepIsNotASave) {
   Start();
   const ReceivedStep received = HandedOver(3, {1000});
-  MemoryStep step = *MemoryStepOf(*store_, received, *ShippedFamilies());
+  const auto save = SaveBytes::Of(PartOf(received), SaveBytes::Moves::kNever);
+  MemoryStep step = *MemoryStepOf(*store_, save, *ShippedFamilies());
   step.root = "/somewhere/else";
   ASSERT_TRUE(catalogue_->Persist(*catalogue_->Hold(std::move(step))));
-  EXPECT_EQ(*keeper_->FindStored(PartOf(received, 0)), std::nullopt);
+  EXPECT_EQ(Find(AgainOf(received, 0)), std::nullopt);
 }
 
 TEST_F(SnapshotKeeperTest, ADamagedStepDoesNotHideAnother) {
   Start();
-  const auto damaged = *keeper_->Keep(HandedOver(3, {2000}));
-  const auto kept = *keeper_->Keep(HandedOver(3, {1000}));
+  const auto damaged = *Keep(HandedOver(3, {2000}));
+  const auto kept = *Keep(HandedOver(3, {1000}));
   const std::string path = StrCat("manifests/", damaged.manifest.Hex());
   std::string text = *ReadWhole(*storage_, path, 1 << 20);
   text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);
@@ -155,7 +151,7 @@ TEST_F(SnapshotKeeperTest, ADamagedStepDoesNotHideAnother) {
   catalogue_ = std::make_unique<StepCatalogue>(*store_);
   Start();
   EXPECT_EQ(store_->Load(damaged).error().code, ErrorCode::kDataLoss);
-  EXPECT_EQ((*keeper_->FindStored(PartOf(HandedOver(3, {1000}), 0)))->manifest, kept.manifest);
+  EXPECT_EQ(Find(AgainOf(HandedOver(3, {1000}), 0))->manifest, kept.manifest);
 }
 
 // ---- what is shown -------------------------------------------------------------
@@ -169,7 +165,7 @@ TEST_F(SnapshotKeeperTest, WhatIsLostIsNotShown) {
     seen = record;
     return Status();
   });
-  const auto kept = keeper_->Keep(std::move(received));
+  const auto kept = Keep(std::move(received));
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().code, ErrorCode::kDataLoss);
   EXPECT_FALSE(catalogue_->Load(*seen));
@@ -184,10 +180,9 @@ TEST_F(SnapshotKeeperTest, WhatStaysInTheSpoolIsShownUntilTheEnd) {
     seen.set_value(record);
     return Status();
   });
-  spooler_->Add(save.bytes);
-  auto kept = std::async(std::launch::async, [&] { return keeper_->Keep(HandedOver(save)); });
+  auto kept = std::async(std::launch::async, [&] { return landing_->Keep(save.bytes); });
   const StepRecord record = seen.get_future().get();
-  keeper_->Stop();
+  landing().End();
   EXPECT_FALSE(kept.get());
   EXPECT_TRUE(save.bytes->stays());
   EXPECT_TRUE(catalogue_->Load(record));
@@ -201,14 +196,12 @@ TEST_F(SnapshotKeeperTest, AStoreThatFailsGetsItFromTheSpool) {
     if (std::exchange(first, false)) storage_->FailFrom(1);
     return Status();
   });
-  spooler_->Add(save.bytes);
-  auto kept = std::async(std::launch::async, [&] { return keeper_->Keep(HandedOver(save)); });
+  auto kept = std::async(std::launch::async, [&] { return landing_->Keep(save.bytes); });
   while (!save.bytes->on_disk()) std::this_thread::yield();
   storage_->Mend();
   const auto record = kept.get();
   ASSERT_TRUE(record) << record.error().message;
   EXPECT_TRUE(testing_support::IsStepThere(storage_, "3", 3, 2));
-  spooler_->Over(*save.bytes);  // as who handed it over does
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
 }
 
@@ -221,31 +214,38 @@ TEST_F(SnapshotKeeperTest, ATakenNameIsNotWaitedForForEver) {
         if (std::exchange(first, false)) storage_->FailFrom(1, ErrorCode::kExists);
         return Status();
       },
-      {std::chrono::milliseconds(1), std::chrono::milliseconds(0)});
-  spooler_->Add(save.bytes);
-  ASSERT_TRUE(spooler_->Leave(*save.bytes));
-  const auto kept = keeper_->Keep(HandedOver(save));
+      {.pause = std::chrono::milliseconds(1), .limit = std::chrono::milliseconds(0)});
+  const auto kept = landing_->Keep(save.bytes);
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().code, ErrorCode::kExists);
 }
 
-// It was kept before its turn to be shown came.
+// One that waits behind another is shown meanwhile, and once.
 TEST_F(SnapshotKeeperTest, NothingIsShownTwice) {
   const Save first(1), second(2), third(3);
+  Mutex mutex;
+  std::map<std::string, int> shown;
   std::promise<void> go, last;
   Start([&, gate = go.get_future().share()](const StepRecord& record) {
-    if (record.id == "1") gate.wait();
-    if (record.id == "3") last.set_value();
+    int times = 0;
+    {
+      MutexLock lock(mutex);
+      times = ++shown[record.id];
+    }
+    if (record.id == "1" && times == 1) gate.wait();
+    if (record.id == "3" && times == 1) last.set_value();
     return Status();
   });
   for (const Save* save : {&first, &second, &third}) {
-    spooler_->Add(save->bytes);
-    keeper_->ShowSoon(HandedOver(*save));
+    landing().Take(save->bytes, std::chrono::steady_clock::now());
   }
-  ASSERT_TRUE(keeper_->Keep(HandedOver(second)));
-  go.set_value();
   last.get_future().wait();
+  EXPECT_EQ(landing().status().durable, 0u);
+  go.set_value();
+  while (landing().status().durable < 3) std::this_thread::yield();
   EXPECT_THAT(Ids(), testing::UnorderedElementsAre("1", "2", "3"));
+  MutexLock lock(mutex);
+  for (const auto& [id, times] : shown) EXPECT_EQ(times, 2) << id;  // in memory, and stored
 }
 
 }  // namespace

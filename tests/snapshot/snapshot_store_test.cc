@@ -12,6 +12,7 @@
 #include "core/store/step_catalogue.h"
 #include "formats/families/shipped.h"
 #include "mount/daemon/snapshot_keeper.h"
+#include "tests/snapshot/landings.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_directory.h"
@@ -21,6 +22,7 @@ namespace {
 
 using testing_support::BytesOf;
 using testing_support::RankMemory;
+using testing_support::StoreLanding;
 
 // One rank's file, whose parameters it declares itself.
 ReceivedStep Received(uint64_t step, uint64_t elements = 70'000) {
@@ -48,7 +50,8 @@ ReceivedStep Received(uint64_t step, uint64_t elements = 70'000) {
 
 MemoryStep StepOf(Store& store, const ReceivedStep& received) {
   const FamilySet families = *ShippedFamilies();
-  auto step = MemoryStepOf(store, received, families);
+  const auto save = SaveBytes::Of(PartOf(received), SaveBytes::Moves::kNever);
+  auto step = MemoryStepOf(store, save, families);
   EXPECT_TRUE(step) << step.error().message;
   return *std::move(step);
 }
@@ -143,11 +146,11 @@ TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
 TEST(SnapshotStoreTest, ARefreshThatFailsLosesNoStep) {
   const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
   StepCatalogue catalogue(*store);
-  SnapshotKeeper keeper(*store, catalogue,
-                        [](const StepRecord&) { return Fail(ErrorCode::kIo, "away"); });
+  StoreLanding landing(*store, catalogue,
+                       [](const StepRecord&) { return Fail(ErrorCode::kIo, "away"); });
   ReceivedStep received = Received(3);
   const std::weak_ptr<const void> lease = received.files[0].lease;
-  const auto kept = keeper.Keep(std::move(received));
+  const auto kept = landing.Keep(std::move(received));
   ASSERT_TRUE(kept) << kept.error().message;
   EXPECT_TRUE(store->Load(*kept));
   EXPECT_TRUE(lease.expired()) << "nothing holds the memory";
@@ -160,13 +163,13 @@ TEST(SnapshotStoreTest, WhatIsThrownOnTheWayIsTriedAgain) {
     const auto store = *Store::OpenOn(faulty);
     StepCatalogue catalogue(*store);
     ASSERT_FALSE(store->Resolve("run", "latest"));  // it has looked at what is there
-    SnapshotKeeper keeper(*store, catalogue, [](const StepRecord&) { return Status(); });
-    keeper.Stop();  // one more try, and no pause before it
+    StoreLanding landing(*store, catalogue);
+    landing->End();  // one more try, and no pause before it
     ReceivedStep received = Received(3);
     const std::weak_ptr<const void> lease = received.files[0].lease;
     const uint64_t before = faulty->calls();
     faulty->ThrowAt(at);
-    const auto kept = keeper.Keep(std::move(received));
+    const auto kept = landing.Keep(std::move(received));
     ASSERT_TRUE(kept) << at << ": " << kept.error().message;
     EXPECT_TRUE(lease.expired()) << at;
     threw = faulty->calls() >= before + at;

@@ -11,8 +11,9 @@
 #include <thread>
 
 #include "core/store/prepared_sweep.h"
-#include "snapshot/landing/world_parts.h"
+#include "mount/daemon/snapshot_status.h"
 #include "tests/snapshot/nodes.h"
+#include "tests/snapshot/parts.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/faulty_storage.h"
 
@@ -23,8 +24,12 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing_support::ExpectWhole;
 using testing_support::kNever;
+using testing_support::Parts;
+using testing_support::PartsOptions;
 using testing_support::RankFileOf;
 using testing_support::Save;
+using testing_support::SavePtr;
+using testing_support::Settled;
 
 class SpoolerTest : public testing::Test {
  protected:
@@ -33,11 +38,11 @@ class SpoolerTest : public testing::Test {
     SpoolerOptions options;
     options.budget = budget;
     options.patience = patience;
-    options.pause = pause;
+    options.retry = {.pause = pause, .most = pause};
     options.log = [this](std::string_view line) { log_.emplace_back(line); };
     spooler_ = std::make_unique<Spooler>(*Spool::OpenOn(faulty_, "store"), std::move(options));
   }
-  nlohmann::json status() const { return nlohmann::json::parse(spooler_->StatusJson()); }
+  nlohmann::json status() const { return ToJson(spooler_->status()); }
   // It is on the disk, and what is there is counted.
   void Await(const Save& save) const {
     while (save.InMemory() || !save.bytes->on_disk()) std::this_thread::yield();
@@ -282,73 +287,30 @@ TEST_F(SpoolerTest, WhatMayMoveIsNotMapped) {
 
 class SpooledPartTest : public SpoolerTest {
  protected:
-  using Settled = std::vector<std::pair<uint64_t, std::string>>;
-  using SpoolerTest::Await;
+  PartsOptions OptionsOf(const testing_support::Node& node) {
+    return {.commit = node.commit.get(), .spooler = spooler_.get()};
+  }
   // Its store is looked at only when it is handed something.
-  std::unique_ptr<WorldParts> RareParts(const testing_support::Node& node) {
-    WorldPartsOptions options = OptionsOf(node);
+  PartsOptions Rarely(const testing_support::Node& node) {
+    PartsOptions options = OptionsOf(node);
     options.turn = kNever;
-    return std::make_unique<WorldParts>(std::move(options));
-  }
-  std::unique_ptr<WorldParts> Parts(const testing_support::Node& node, bool found = false) {
-    WorldPartsOptions options = OptionsOf(node);
-    options.found = [found](const PreparedPart&) { return found; };
-    return std::make_unique<WorldParts>(std::move(options));
-  }
-  WorldPartsOptions OptionsOf(const testing_support::Node& node) {
-    WorldPartsOptions options;
-    options.commit = node.commit.get();
-    options.turn = std::chrono::milliseconds(1);
-    options.log = [this](std::string_view line) {
-      MutexLock lock(mutex_);
-      lines_.emplace_back(line);
-    };
-    options.settled = [this](const AttemptName&, uint64_t step, const Status& done) {
-      MutexLock lock(mutex_);
-      settled_.emplace_back(step, done ? "" : done.error().message);
-    };
-    options.spooler = spooler_.get();
     return options;
   }
-  // Rank 0 of two; in memory unless the spool has left it.
-  WorldPart Part(std::shared_ptr<SaveBytes> save = nullptr) {
-    AttemptName name = testing_support::AttemptOf(1, 2);
+  // Rank 0 of two, in memory.
+  SavePtr Part() {
     auto text = std::make_shared<std::string>(RankFileOf(5, 0, 2));
     ReceivedFile file{
         text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
-    if (!save) {
-      memory_ = text;
-      save = std::make_shared<SaveBytes>(name, 5, 2);
-      EXPECT_TRUE(save->Add(0, file));
-    }
-    file.rope.clear();
-    file.lease.reset();
-    name.life = {};
-    return {name, 5, 2, {{0, std::move(file)}}, IncomingSteps::Time::clock::now(), std::move(save)};
+    memory_ = text;
+    auto save = std::make_shared<SaveBytes>(testing_support::AttemptOf(1, 2), 5, 2);
+    EXPECT_TRUE(save->Add(0, file));
+    return save;
   }
   void LeaveInSpool() {
     const auto spool = Spool::OpenOn(disk_, "store");
-    const WorldPart part = Part();
-    ASSERT_TRUE(spool->spool->Write(part.save->part(), *part.save));
+    const SavePtr part = Part();
+    ASSERT_TRUE(spool->spool->Write(part->part(), *part));
   }
-  Settled Await() {
-    while (true) {
-      std::this_thread::yield();
-      MutexLock lock(mutex_);
-      if (!settled_.empty()) return std::exchange(settled_, {});
-    }
-  }
-  // Waits for its first line.
-  std::string AwaitLine() {
-    while (true) {
-      std::this_thread::yield();
-      MutexLock lock(mutex_);
-      if (!lines_.empty()) return lines_[0];
-    }
-  }
-  Mutex mutex_;
-  Settled settled_;
-  std::vector<std::string> lines_;
   std::weak_ptr<std::string> memory_;
 };
 
@@ -360,30 +322,27 @@ TEST_F(SpooledPartTest, ItWaitsThereForTheStoreAndForTheOthers) {
   {
     const testing_support::Node node(away);
     away->StopAt(1, false);
-    const auto parts = Parts(node);
-    WorldPart part = Part();
-    const auto save = part.save;
-    parts->Hand(std::move(part));
+    const Parts parts(OptionsOf(node));
+    parts.Hand(Part());
     while (!memory_.expired()) std::this_thread::yield();
-    EXPECT_TRUE(parts->Has({"run", "job", 1}));
-    EXPECT_FALSE(parts->Has({"run", "job", 2}));
+    EXPECT_TRUE(parts.Has({"run", "job", 1}));
+    EXPECT_FALSE(parts.Has({"run", "job", 2}));
+    parts->StopWorlds();
+    EXPECT_TRUE(parts.Told().empty());  // neither durable nor dropped
   }
-  EXPECT_TRUE(settled_.empty());  // neither durable nor dropped
   spooler_.reset();
   Start(std::chrono::milliseconds(0));
   ASSERT_EQ(spooler_->left().size(), 1u);
 
   const testing_support::Node next(disk);
   {
-    const auto parts = Parts(next);
-    parts->Hand(Part(spooler_->left()[0]));
-    while (parts->Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
+    const Parts parts(OptionsOf(next));
+    while (parts.Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
       std::this_thread::yield();
     }
     EXPECT_FALSE(spooler_->waits());  // for the others, not for the store
     ASSERT_TRUE(other.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
-    const Settled settled = Await();
-    EXPECT_EQ(settled, (Settled{{5, ""}}));
+    EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
   }
   EXPECT_TRUE(testing_support::IsStepThere(disk, "5", 5, 2));
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
@@ -398,27 +357,27 @@ TEST_F(SpooledPartTest, WhatIsHandedOverAgainIsOnePart) {
   Start(kNever);
   const testing_support::Node node(disk), other(disk);
   {
-    const auto parts = Parts(node);
-    parts->Hand(Part(spooler_->left().at(0)));
-    while (parts->Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
+    const Parts parts(OptionsOf(node));
+    while (parts.Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
       std::this_thread::yield();
     }
-    parts->Hand(Part(spooler_->left().at(0)));
-    EXPECT_THAT(parts->Waiting(), ElementsAre("run/5: waiting for rank 1"));
+    parts.Hand(Part());
+    EXPECT_THAT(parts.Waiting(), ElementsAre("run/5: waiting for rank 1"));
     ASSERT_TRUE(other.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
-    EXPECT_EQ(Await(), (Settled{{5, ""}}));
+    EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
+    parts->StopWorlds();
+    EXPECT_TRUE(parts.Told().empty());
   }
-  EXPECT_TRUE(settled_.empty());
 }
 
 TEST_F(SpooledPartTest, AStoreThatFailsGetsItFromThere) {
   const auto away = std::make_shared<FaultyStorage>();
   Start(kNever);
   const testing_support::Node node(away);
-  const auto parts = RareParts(node);
+  Parts parts(Rarely(node));
   away->FailAt(1);
-  parts->Hand(Part());
-  EXPECT_THAT(AwaitLine(), HasSubstr("run/5 stays in "));  // memory, or the spool by now
+  parts.Hand(Part());
+  EXPECT_THAT(parts.AwaitLine(), HasSubstr("run/5 stays in "));  // memory, or the spool by now
   const Save other(6);
   spooler_->Add(other.bytes);
   Await(other);
@@ -430,33 +389,31 @@ TEST_F(SpooledPartTest, AtTheEndItStaysThere) {
   const auto away = std::make_shared<FaultyStorage>();
   Start(kNever);
   const testing_support::Node node(away);
-  const auto parts = RareParts(node);
+  Parts parts(Rarely(node));
   away->FailAt(1);
-  WorldPart part = Part();
-  const auto save = part.save;
-  parts->Hand(std::move(part));
-  (void)AwaitLine();
-  parts->Stop();
+  const SavePtr save = Part();
+  parts.Hand(save);
+  (void)parts.AwaitLine();
+  parts->StopWorlds();
   EXPECT_TRUE(save->stays());
   EXPECT_THAT(*ListFilesBelow(*away, kPreparedFolder), ElementsAre());
-  EXPECT_TRUE(settled_.empty());
+  EXPECT_TRUE(parts.Told().empty());
 }
 
 TEST_F(SpooledPartTest, AStoreThatFailsWhileTheDaemonEndsDropsNothing) {
   const auto away = std::make_shared<FaultyStorage>();
   Start(kNever);
   const testing_support::Node node(away);
-  const auto parts = RareParts(node);
+  const Parts parts(Rarely(node));
   away->SetDelay(std::chrono::milliseconds(200));
   away->FailFrom(1);
   const uint64_t before = away->calls();
-  WorldPart part = Part();
-  const auto save = part.save;
-  parts->Hand(std::move(part));
+  const SavePtr save = Part();
+  parts.Hand(save);
   while (away->calls() == before) std::this_thread::yield();
-  parts->Stop();
+  parts->StopWorlds();
   EXPECT_TRUE(save->stays());
-  EXPECT_TRUE(settled_.empty());
+  EXPECT_TRUE(parts.Told().empty());
 }
 
 // Patience is for what takes up memory.
@@ -466,14 +423,13 @@ TEST_F(SpooledPartTest, WhatIsThereMayBeLate) {
   Start(kNever);
   const testing_support::Node node(away);
   ASSERT_TRUE(node.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
-  WorldPartsOptions options = OptionsOf(node);
-  options.patience = std::chrono::milliseconds(0);
-  WorldParts parts(std::move(options));
+  PartsOptions options = OptionsOf(node);
+  options.patience = options.limit = std::chrono::milliseconds(0);
   away->FailFrom(1);
-  parts.Hand(Part(spooler_->left().at(0)));
-  EXPECT_THAT(AwaitLine(), HasSubstr("run/5 stays in the spool: "));
+  Parts parts(options);
+  EXPECT_THAT(parts.AwaitLine(), HasSubstr("run/5 stays in the spool: "));
   away->Mend();
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
 }
 
 // Its daemon died when the step was there, before the spool had forgotten it.
@@ -482,9 +438,10 @@ TEST_F(SpooledPartTest, WhatIsAStepAlreadyIsNotPreparedAgain) {
   LeaveInSpool();
   Start(std::chrono::milliseconds(0));
   const testing_support::Node node(disk);
-  const auto parts = Parts(node, true);
-  parts->Hand(Part(spooler_->left().at(0)));
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  PartsOptions options = OptionsOf(node);
+  options.found = [](const PreparedPart&) { return true; };
+  const Parts parts(options);
+  EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
   EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
 }
@@ -497,7 +454,7 @@ TEST_F(SpooledPartTest, WhatBecameAStepBeforeOurRecordWasThereIsDurable) {
   Start(kNever);
   const testing_support::Node node(disk);
   auto other = std::make_unique<testing_support::Node>(disk);
-  WorldPartsOptions options = OptionsOf(node);
+  PartsOptions options = OptionsOf(node);
   options.patience = std::chrono::milliseconds(0);
   int looks = 0;
   options.found = [&](const PreparedPart&) -> Result<bool> {
@@ -514,9 +471,8 @@ TEST_F(SpooledPartTest, WhatBecameAStepBeforeOurRecordWasThereIsDurable) {
     EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
     return false;
   };
-  WorldParts parts(std::move(options));
-  parts.Hand(Part(spooler_->left().at(0)));
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  const Parts parts(options);
+  EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
   EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
 }
 
@@ -528,11 +484,10 @@ TEST_F(SpooledPartTest, WhatBecomesAStepWhileWeWaitIsNotForgotten) {
   LeaveInSpool();
   Start(kNever);
   const testing_support::Node node(disk), other(disk), third(disk);
-  WorldPartsOptions options = OptionsOf(node);
+  PartsOptions options = OptionsOf(node);
   options.turn = kNever;
   options.found = [](const PreparedPart&) { return false; };  // not yet
-  WorldParts parts(std::move(options));
-  parts.Hand(Part(spooler_->left().at(0)));
+  const Parts parts(options);
   while (parts.Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
     std::this_thread::yield();
   }
@@ -542,8 +497,8 @@ TEST_F(SpooledPartTest, WhatBecomesAStepWhileWeWaitIsNotForgotten) {
   ASSERT_TRUE(SweepPrepared(*disk, "", watch, false));
   ASSERT_EQ(third.commit->Look(name, false)->state, AttemptNews::State::kDurable);
   ASSERT_TRUE(other.commit->FinishOthers(WorldCommit::Clock::now(), kNever));
-  parts.See({"run", "job", 2, "", {{0, 100}}});  // another turn
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  parts->See({"run", "job", 2, "", {{0, 100}}});  // another turn
+  EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
 }
 
 // A store that cannot say whether it has the step is asked again.
@@ -552,15 +507,14 @@ TEST_F(SpooledPartTest, AStoreThatDoesNotSayWhetherItIsAStepIsAskedAgain) {
   LeaveInSpool();
   Start(kNever);
   const testing_support::Node node(disk);
-  WorldPartsOptions options = OptionsOf(node);
+  PartsOptions options = OptionsOf(node);
   int looks = 0;
   options.found = [&](const PreparedPart&) -> Result<bool> {
     if (++looks < 3) return Fail(ErrorCode::kIo, "the store is away");
     return true;
   };
-  WorldParts parts(std::move(options));
-  parts.Hand(Part(spooler_->left().at(0)));
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  const Parts parts(options);
+  EXPECT_EQ(parts.Await(), (Settled{{5, ""}}));
   EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
 }
 
@@ -568,10 +522,10 @@ TEST_F(SpooledPartTest, WhatOthersDroppedGoes) {
   const auto disk = std::make_shared<MemoryRoot>("store");
   Start(kNever);
   const testing_support::Node node(disk), other(disk);
-  const auto parts = Parts(node);
+  const Parts parts(OptionsOf(node));
   ASSERT_TRUE(other.commit->Drop(testing_support::AttemptOf(1, 2), 5, "a reason"));
-  parts->Hand(Part());
-  EXPECT_EQ(Await(), (Settled{{5, "a reason"}}));
+  parts.Hand(Part());
+  EXPECT_EQ(parts.Await(), (Settled{{5, "a reason"}}));
   EXPECT_TRUE(memory_.expired());
   EXPECT_EQ(status()["spooled"], 0);
 }

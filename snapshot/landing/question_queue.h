@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "snapshot/receive/rank_session.h"
+#include "snapshot/landing/received_step.h"
 
 namespace ckptfs {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "snapshot/receive/question_queue.h"
+#include "snapshot/landing/question_queue.h"
 
 #include <algorithm>
 #include <utility>
