@@ -30,7 +30,8 @@ MOE = {'num_experts': 4, 'num_local_experts': 4, 'n_routed_experts': 4, 'num_exp
        'moe_intermediate_size': 16, 'shared_expert_intermediate_size': 24, 'n_shared_experts': 1,
        'first_k_dense_replace': 1, 'n_group': 1, 'topk_group': 1, 'decoder_sparse_step': 1, 'mlp_only_layers': [],
        'moe_num_experts': 4}
-MLA = {'q_lora_rank': 16, 'kv_lora_rank': 12, 'qk_rope_head_dim': 4, 'qk_nope_head_dim': 8, 'v_head_dim': 8, 'head_dim': 4}
+MLA = {'q_lora_rank': 16, 'kv_lora_rank': 12, 'qk_rope_head_dim': 4, 'qk_nope_head_dim': 8, 'v_head_dim': 8, 'head_dim': 4,
+       'num_key_value_heads': 4}
 LINEAR = {'linear_num_key_heads': 2, 'linear_num_value_heads': 4, 'linear_key_head_dim': 8, 'linear_value_head_dim': 8}
 SMALL_GPT = {'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'n_positions': 64}
 ARCHITECTURES = {
