@@ -67,7 +67,9 @@ TEST_F(MaterialiserTest, ASourceThatMovesInTheMiddleOfAFill) {
                        std::make_shared<TouchedFiles>(TouchedFiles::Options{}));
     StepEntry entry(t_.catalogue(), t_.AddStep("r", accident.name, 1, 3), {}, {}, recent);
     const auto step = entry.Mounted().value();
-    const PreparedPlan source(step, PlanSourceFile(step->model(), BlobIndex{0}).value(), "source");
+    const PreparedPlan source(
+        step, ShownPlan{PlanSourceFile(step->model(), BlobIndex{0}).value(), step->shared_model()},
+        "source");
     int fills = 0;
     Materialiser materialiser(PagePool::Create(8 * kHugePage).value(),
                               [&](const PreparedPlan& plan, const PagePool::File& file) -> Status {
