@@ -230,7 +230,7 @@ TEST_F(LandingTest, WhatWaitsIsShownWhereThereIsASpool) {
   const Save first(1), second(2);
   Take(first);
   Take(second);
-  while (!second.bytes->on_disk() || steps_.calls() < 2) std::this_thread::yield();
+  while (!second.bytes->on_disk() || steps_.notes().size() < 2) std::this_thread::yield();
   EXPECT_THAT(steps_.notes(), testing::UnorderedElementsAre("enter 1", "enter 2"));
   EXPECT_EQ(landing_->status().waiting, 2u);
   steps_.Hold(false);
