@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/dialect/name_plan.h"
+#include "core/model/source_documents.h"
 #include "core/model/name_normaliser.h"
 
 namespace ckptfs {
@@ -127,6 +128,8 @@ class Translator {
     to_.roots = from_.roots;
     to_.blobs = from_.blobs;
     to_.documents = from_.documents;
+    std::erase_if(to_.documents,
+                  [](const Document& document) { return document.key == kSafetensorsFiles; });
     to_.texts = from_.texts;
     to_.notes = from_.notes;
     to_.left_out = from_.left_out;

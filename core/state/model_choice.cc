@@ -97,7 +97,8 @@ Grade GradeOf(const ModelCandidate& candidate) {
 
 Score ScoreOf(const ModelCandidate& candidate) {
   Score out;
-  out.trained = candidate.trained > 0;  // how many says nothing: a critic may be the larger one
+  // How many says nothing: a critic may be the larger one.  Nobody trains an average.
+  out.trained = candidate.trained > 0 && !IsAverageKey(candidate.key);
   if (candidate.made == Made::kDerived && candidate.trained == 0) return out;
   out.grade = GradeOf(candidate);
   out.own = !IsAverageKey(candidate.key) && !HasPart(candidate.key, '.', [](std::string_view word) {
@@ -141,10 +142,15 @@ Result<ModelChoice> ChooseAsked(std::span<const ModelCandidate> candidates,
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i].key == key && !candidates[i].tensors.empty()) found = i;
   }
+  const auto is_part = [&](const ModelCandidate& one) {  // of a union that is asked for
+    return found && IsDerived(candidates[*found]) &&
+           (key.empty() || one.key.starts_with(StrCat(key, ".")));
+  };
   for (const auto& [score, i] : good) {
     if (IsDerived(candidates[i])) continue;
     known.push_back(i);
-    if (i != found && score.grade == Grade::kModel) out.others.push_back(i);
+    if (i != found && score.grade == Grade::kModel && !is_part(candidates[i]))
+      out.others.push_back(i);
   }
   if (!found) {
     return Fail(ErrorCode::kInvalid,

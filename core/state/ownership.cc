@@ -25,6 +25,7 @@ class Decider {
  public:
   explicit Decider(const OwnershipQuestion& question) : q_(question) {
     for (size_t i = 0; i < q_.parameters.size(); ++i) by_name_.emplace(q_.parameters[i].name, i);
+    for (const OwnableParameter& one : q_.elsewhere) elsewhere_.emplace(one.shape, one.name);
     taken_.resize(q_.parameters.size());
     told_.resize(q_.groups.size());
   }
@@ -381,12 +382,10 @@ class Decider {
           "' and which to '", q_.parameters[alike.parameters[1]].name, "', both of shape ",
           ShapeToString(shape), evidence == Evidence::kMaster ? " and with equal masters" : ""));
     }
-    const auto other = evidence == Evidence::kShape
-                           ? std::ranges::find(q_.elsewhere, shape, &OwnableParameter::shape)
-                           : q_.elsewhere.end();
-    if (other != q_.elsewhere.end()) {
+    const auto other = elsewhere_.find(shape);
+    if (evidence == Evidence::kShape && other != elsewhere_.end()) {
       return No(StrCat("nothing proves whether states belong to '",
-                       q_.parameters[alike.parameters[0]].name, "' or to '", other->name,
+                       q_.parameters[alike.parameters[0]].name, "' or to '", other->second,
                        "' of another module, both of shape ", ShapeToString(shape)));
     }
     if (!CanBe(alike.members[0], alike.parameters[0])) {
@@ -432,6 +431,7 @@ class Decider {
   const OwnershipQuestion& q_;
   StateOwners out_;
   std::map<std::string_view, size_t> by_name_;
+  std::map<Shape, std::string_view> elsewhere_;  // the first name of each shape
   std::vector<bool> taken_;
   std::vector<std::vector<Told>> told_;
   std::vector<Place> open_;  // members without a name

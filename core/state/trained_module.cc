@@ -7,6 +7,7 @@
 #include <compare>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/base/strings.h"
 #include "core/state/roles.h"
@@ -25,6 +26,7 @@ constexpr auto kCommonWords = std::to_array<std::string_view>(
 constexpr auto kCopyWords = std::to_array<std::string_view>(
     {"best", "old", "prev", "previous", "last", "init", "initial", "copy", "ref", "reference",
      "backup", "frozen", "snapshot", "base", "pretrained"});
+constexpr std::string_view kIsOf = "it is the optimizer of ";
 constexpr size_t kShortest = 3;  // of a word that may be cut: "disc", "discriminator"
 
 // The words of a key that say whose a part is: {"critic"} of "critic_optim".
@@ -110,10 +112,6 @@ std::vector<Shape> ShapesOf(const TrainableModule& module) {
   return shapes;
 }
 
-bool AreTwins(const TrainableModule& a, const TrainableModule& b) {
-  return ShapesOf(a) == ShapesOf(b);
-}
-
 std::string Quoted(std::string_view key) {
   return key.empty() ? "another module" : StrCat("'", key, "'");
 }
@@ -137,6 +135,12 @@ bool IsCopyKey(std::string_view key) {
   });
 }
 
+bool AreTwins(const TrainableModule& a, const TrainableModule& b) {
+  return ShapesOf(a) == ShapesOf(b);
+}
+
+bool IsAnothers(std::string_view why) { return why.starts_with(kIsOf); }
+
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other) {
   return !IsAverageKey(other.key) && !(IsCopyKey(other.key) && AreTwins(model, other));
 }
@@ -150,10 +154,13 @@ std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModu
   for (const TrainableModule& other : others) {
     if (!MayBeTrained(model, other)) continue;
     const Fit fit = FitOf(optimizer.members, other);
-    if (fit.members == 0 || fit < own) continue;
-    const std::string its = StrCat("it is the optimizer of ", Quoted(other.key));
+    // A few names that other modules have, too ("conv1.weight"), tell nothing.
+    const bool few = 2 * fit.members < optimizer.members.size();
+    if (fit.members == 0 || few || fit < own) continue;
+    const std::string its = StrCat(kIsOf, Quoted(other.key));
     if (fit > own) return its;
-    const size_t with_model = shares(optimizer.key, model), with_other = shares(optimizer.key, other);
+    const size_t with_model = shares(optimizer.key, model);
+    const size_t with_other = shares(optimizer.key, other);
     if (with_model < with_other) return its;
     const bool served = std::ranges::any_of(optimizer.beside, [&](std::string_view key) {
       return shares(key, other) > shares(key, model);

@@ -53,8 +53,14 @@ struct OptimizerOfState {
   std::vector<std::string_view> beside;  // keys of the state's other optimizers
 };
 
+// True if the shapes of both are the same.
+bool AreTwins(const TrainableModule& a, const TrainableModule& b);
+
 // True if an optimizer may train the other module besides the model.
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other);
+
+// True for a reason that names the optimizer's module, and not only one that may be.
+bool IsAnothers(std::string_view why);
 
 // Why the optimizer is not the model's; "" if it is.
 std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModule& model,

@@ -330,9 +330,11 @@ void Reader::CarryUnowned(const ObjectReader& objects) {
     const bool owned = numbers && found != numbers->end() && found->second;
     if (!owned) rest_.push_back(keys_.states[i].entry);
   }
+  std::set<std::pair<bool, size_t>> carried;
+  for (const KeyedEntry& entry : rest_) carried.emplace(entry.object, entry.index);
   for (const auto& one : keys_.hyper_parameters) {
     if (settled_.numbers[OptimizerOf(one.optimizer)]) continue;
-    if (std::ranges::find(rest_, one.entry) == rest_.end()) rest_.push_back(one.entry);
+    if (carried.emplace(one.entry.object, one.entry.index).second) rest_.push_back(one.entry);
   }
   for (const auto& [optimizer, entry] : odd_hyper_parameters_) {
     if (!settled_.numbers[optimizer]) continue;
@@ -477,7 +479,10 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   if (header.iteration == 0)
     header.iteration = objects.iteration().value_or(settled_.steps.value_or(0));
   for (const auto& [key, why] : objects.left_out()) {
-    LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", key, "'"), why, ""});
+    const bool optimizer = std::ranges::any_of(
+        keys_.optimizers, [&](const std::string& prefix) { return key.starts_with(prefix); });
+    LeaveOut(header, {optimizer ? LeftOutPart::kOptimizer : LeftOutPart::kDocument,
+                      StrCat("the key '", key, "'"), why, ""});
   }
   for (const TrainableModule& other : keys_.other_models) {
     header.notes.push_back(StrCat("the model is ",

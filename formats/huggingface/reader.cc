@@ -191,6 +191,21 @@ Status Reader::RegisterFiles() {
   return {};
 }
 
+// A script's state that lies in several files is not told apart by each of them.
+Status Reader::CheckOneFile() const {
+  for (size_t i = 0; i < contents_.size() && contents_.size() > 1; ++i) {
+    const bool optimizer =
+        std::ranges::any_of(contents_[i].beside, [](const LeftOut& one) {
+          return one.part == LeftOutPart::kOptimizer;
+        });
+    if (!optimizer || IsTorchName(files_.weights[i])) continue;
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(candidate_.Path(), "/", files_.weights[i],
+                       ": an optimizer's keys stand beside a model's in one of several files"));
+  }
+  return {};
+}
+
 Status Reader::ReadWeights() {
   contents_.resize(files_.weights.size());
   std::vector<Status> outcomes(contents_.size());
@@ -205,6 +220,7 @@ Status Reader::ReadWeights() {
     }
   });
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
+  CKPT_RETURN_IF_ERROR(CheckOneFile());
   std::map<std::string_view, size_t> holders;
   for (size_t i = 0; i < contents_.size(); ++i) {
     for (const StoredWeight& weight : contents_[i].weights) {
@@ -369,21 +385,30 @@ void Reader::AddOptimizer(StateDict& dict) const {
 
 // Other models that the optimizer may train: in the file of the weights, and in the files in which
 // accelerate keeps objects of a script.
-void Reader::AddModules(StateDict& dict) const {
+Status Reader::AddModules(StateDict& dict) const {
   for (const WeightsFile& content : contents_) {
     if (dict.model.empty()) dict.model = content.model;
     dict.modules.insert(dict.modules.end(), content.modules.begin(), content.modules.end());
+  }
+  TrainableModule model;
+  for (const StateDict::Tensor& tensor : dict.tensors) {
+    model.parameters.push_back({tensor.name, tensor.shape});
   }
   for (const std::string& name : files_.others) {
     if (!name.starts_with("custom_checkpoint_") || !name.ends_with(".pkl")) continue;
     auto opened = candidate_.root->Open(JoinPath(files_.directory, name));
     const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(Error(opened.error()));
+    const bool failed = !file && (file.error().code == ErrorCode::kIo ||
+                                  file.error().code == ErrorCode::kExhausted);
+    if (failed) return Fail(Error(file.error()));
     if (!file) continue;  // no tensors of a state dict
     for (TrainableModule& module : TorchState(file->root()).Modules()) {
       module.key = module.key.empty() ? name : StrCat(name, ": ", module.key);
-      dict.modules.push_back(std::move(module));
+      // A copy of the model is its average: an optimizer's other model is saved as one.
+      if (!AreTwins(module, model)) dict.modules.push_back(std::move(module));
     }
   }
+  return {};
 }
 
 Status Reader::SettleAll() {
@@ -396,7 +421,7 @@ Status Reader::SettleAll() {
     return {};
   }
   AddOptimizer(dict);
-  AddModules(dict);
+  CKPT_RETURN_IF_ERROR(AddModules(dict));
   KeptStates kept(*optimizer_file_);
   dict.keep = [&](const StateDict::State& state, const std::string& parameter, auto how) {
     const auto number = std::get<int64_t>(state.owner);
@@ -489,6 +514,14 @@ void Reader::FillHeader() {
     for (Document& one : content.documents) header.documents.push_back(std::move(one));
   }
   LeaveOutEntries(left_out, header);
+  const bool beside = files_.weights.size() == 1 && files_.optimizer == files_.weights[0];
+  for (const WeightsFile& content : contents_) {
+    if (beside || options_.weights_only) break;  // ReadOptimizer has told
+    for (const std::string& key : content.optimizers) {
+      LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("'", key, "'"),
+                        "the step has a file of an optimizer beside that of its weights", ""});
+    }
+  }
   for (const std::string& name : files_.others) {
     if (!IsOtherModel(name)) continue;
     LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),

@@ -72,7 +72,8 @@ class Reader {
   Status ReadOptimizer();
   void AddTensors(StateDict& dict) const;
   void AddOptimizer(StateDict& dict) const;
-  void AddModules(StateDict& dict) const;
+  Status AddModules(StateDict& dict) const;
+  Status CheckOneFile() const;
   Status SettleAll();
   Status CarryFiles();
   void NoteFolders(const ModelFiles& carried);

@@ -41,12 +41,10 @@ Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) 
 }
 
 // The parts of a state that its script flattened into one file, where an optimizer's keys stand
-// beside the model's: by the first words of their keys.  Empty for a file of a model alone.
+// beside the model's: by the first words of their keys.
 std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
   std::map<std::string, ModelCandidate> parts;
-  bool optimizer = false;
   for (const StoredWeight& weight : file.weights) {
-    optimizer = optimizer || !OptimizerPrefixOf(weight.name).empty();
     if (!OptimizerPrefixOf(weight.name).empty()) continue;
     const size_t dot = std::min(weight.name.find('.'), weight.name.size());
     const bool word = dot < weight.name.size();
@@ -58,19 +56,22 @@ std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
   std::vector<ModelCandidate> out;
   for (auto& [word, part] : parts) {
     part.key = word;
-    if (optimizer) out.push_back(std::move(part));
+    out.push_back(std::move(part));
   }
   return out;
 }
 
 // Keeps the model of a flattened state, and names what else is in its file.
 Status KeepModel(std::string_view asked, WeightsFile& file) {
-  const std::vector<ModelCandidate> parts = PartsOf(file);
-  if (parts.empty() && asked.empty()) return {};
-  if (parts.empty()) {
+  const auto is_optimizers = [](const StoredWeight& weight) {
+    return !OptimizerPrefixOf(weight.name).empty();
+  };
+  if (std::ranges::none_of(file.weights, is_optimizers)) {
+    if (asked.empty()) return {};
     return Fail(ErrorCode::kInvalid,
                 StrCat("--model ", asked, ": a safetensors file has one model"));
   }
+  const std::vector<ModelCandidate> parts = PartsOf(file);
   CKPT_ASSIGN_OR_RETURN(const ModelChoice choice, ChooseModel(parts, asked));
   file.model = parts[choice.index].key;
   const std::string prefix = file.model.empty() ? "" : file.model + ".";
@@ -174,7 +175,7 @@ void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex 
                WeightsFile& out) {
   for (const TorchState::Part& part : model.beside) {
     switch (part.kind) {
-      case TorchState::Kind::kOptimizer: break;  // the step's reader takes it or says why not
+      case TorchState::Kind::kOptimizer: out.optimizers.push_back(part.key); break;
       case TorchState::Kind::kModel:
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
                               StrCat("a step has one model, and this "

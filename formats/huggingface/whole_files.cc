@@ -6,17 +6,17 @@
 #include <string_view>
 #include <utility>
 
+#include "core/model/source_documents.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::huggingface {
 namespace {
 
-constexpr std::string_view kDocument = "safetensors_files";
 
 Result<SafetensorsFiles> KeptFiles(const StepModel& step) {
   SafetensorsFiles files;
-  const Document* document = step.FindDocument(kDocument);
+  const Document* document = step.FindDocument(kSafetensorsFiles);
   if (document == nullptr) return files;
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
   for (const auto& [key, value] : RootOf(tree).Items()) {
@@ -59,7 +59,7 @@ void KeepSafetensorsFiles(Assembler& assembler, const SafetensorsFiles& files) {
   auto printed = PrintPickle(std::move(pickle).Finish(root));
   CKPT_CHECK(printed.has_value());  // numbers
   assembler.header().documents.push_back(Document{
-      .key = std::string(kDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}});
+      .key = std::string(kSafetensorsFiles), .scope = "", .pickle = *std::move(printed), .tensors = {}});
 }
 
 Result<std::vector<WholeFile>> WholeFilesOf(const StepModel& step,

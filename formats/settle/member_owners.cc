@@ -25,8 +25,8 @@ constexpr std::string_view kAlone =
     "without this message";
 
 constexpr std::string_view kOther =
-    "`--model KEY` takes the other module and its optimizer; `--weights-only` takes the weights "
-    "alone, without this message";
+    "`--model KEY` takes another module; `--parameter-order` says which parameters it trains; "
+    "`--weights-only` takes the weights alone, without this message";
 
 class Owners {
  public:
@@ -45,7 +45,7 @@ class Owners {
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
       if (const std::string why = WhyAnothers(o); !why.empty()) {
         out_.of_others.insert(o);
-        LeaveOutAll(o, why, std::string(kOther));
+        LeaveOutOfAnother(o, why);
         continue;
       }
       if (AreAllNames(o)) continue;
@@ -94,7 +94,7 @@ class Owners {
 
   // Why an optimizer trains another module of the state, as far as its members tell; else "".
   std::string WhyAnothers(size_t optimizer) {
-    if (dict_.modules.empty()) return "";
+    if (dict_.modules.empty() || !options_.parameter_order.empty()) return "";  // the user's word
     std::map<int64_t, std::string_view> names;  // of members with both
     for (const size_t g : groups_[optimizer]) {
       for (const auto& member : dict_.groups[g].members) {
@@ -161,6 +161,13 @@ class Owners {
     const auto& of = dict_.optimizers[optimizer];
     LeaveOut(header_,
              {LeftOutPart::kOptimizer, of.what, std::move(why) + of.shown, std::move(remedy)});
+  }
+
+  // Another module's optimizer is no part of the model's; one that may be either's is.
+  void LeaveOutOfAnother(size_t optimizer, const std::string& why) {
+    const auto& of = dict_.optimizers[optimizer];
+    const LeftOutPart part = IsAnothers(why) ? LeftOutPart::kDocument : LeftOutPart::kOptimizer;
+    LeaveOut(header_, {part, of.what, why + of.shown, std::string(kOther)});
   }
 
   // The tensors that an optimizer may have; one that it names, whatever that looks like.
