@@ -10,8 +10,8 @@
 
 #include "core/base/strings.h"
 #include "core/dialect/name_plan.h"
-#include "core/model/source_documents.h"
 #include "core/model/name_normaliser.h"
+#include "core/model/source_documents.h"
 
 namespace ckptfs {
 namespace {

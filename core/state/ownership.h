@@ -72,7 +72,7 @@ struct OwnershipQuestion {
   std::map<std::string, std::string, std::less<>> second_names;  // of the parameters
   std::span<const std::string> order;  // --parameter-order: the optimizer's, group by group
   std::optional<ToolRule> rule;
-  std::function<Result<MasterPrints>()> masters;  // where the file has masters
+  std::function<Result<MasterPrints>()> masters;     // where the file has masters
   std::span<const OwnableParameter> elsewhere = {};  // of other modules that it may train
 };
 

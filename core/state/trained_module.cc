@@ -17,11 +17,11 @@ namespace {
 
 // Words of keys that say what a part is, and not whose it is.
 constexpr auto kCommonWords = std::to_array<std::string_view>(
-    {"optim",  "optims",     "optimizer", "optimizers", "opt",    "opts",    "state",  "states",
-     "dict",   "dicts",      "model",     "models",     "module", "modules", "net",    "nets",
-     "network", "weights",   "params",    "app",        "ckpt",   "checkpoint", "trainer", "train",
-     "sd",     "adam",       "adamw",     "sgd",        "lion",   "muon",    "adafactor",
-     "torch",  "pytorch",    "main"});
+    {"optim",      "optims",  "optimizer", "optimizers", "opt",     "opts",   "state",
+     "states",     "dict",    "dicts",     "model",      "models",  "module", "modules",
+     "net",        "nets",    "network",   "weights",    "params",  "app",    "ckpt",
+     "checkpoint", "trainer", "train",     "sd",         "adam",    "adamw",  "sgd",
+     "lion",       "muon",    "adafactor", "torch",      "pytorch", "main"});
 // Words of copies of a model, which no optimizer trains.
 constexpr auto kCopyWords = std::to_array<std::string_view>(
     {"best", "old", "prev", "previous", "last", "init", "initial", "copy", "ref", "reference",
@@ -34,8 +34,7 @@ std::set<std::string> WordsOf(std::string_view key) {
   std::set<std::string> words;
   std::string word;
   const auto end = [&] {
-    const bool number =
-        std::ranges::all_of(word, [](char c) { return c >= '0' && c <= '9'; });
+    const bool number = std::ranges::all_of(word, [](char c) { return c >= '0' && c <= '9'; });
     if (!number && std::ranges::find(kCommonWords, word) == kCommonWords.end()) words.insert(word);
     word.clear();
   };

@@ -167,7 +167,8 @@ class Check {
     if (!BeginsAsZeros(kind)) return "nothing tells its first value";
     for (const ParameterIndex p : lacking) {
       if (!HasBegun(shown_, p)) continue;
-      return StrCat("'", step_.parameter(p).name, "' has other states, so it did not begin at zero");
+      return StrCat("'", step_.parameter(p).name,
+                    "' has other states, so it did not begin at zero");
     }
     const LeftOut* const lost = FindLeftOut(step_, LeftOutPart::kOptimizer);
     return lost == nullptr ? ""

@@ -39,10 +39,10 @@ struct KeysBeside {
 };
 
 struct FoundModel {
-  std::string prefix;               // of the weights' keys: "model.", ""
-  std::vector<size_t> tensors;      // in the file's order; empty: there is no model
+  std::string prefix;                   // of the weights' keys: "model.", ""
+  std::vector<size_t> tensors;          // in the file's order; empty: there is no model
   std::vector<TrainableModule> others;  // what looks like a model, too
-  std::string why;                  // it is none of those
+  std::string why;                      // it is none of those
 };
 
 // `asked`: --model.  Errors as ChooseModel (core/state), but for a directory without a model.

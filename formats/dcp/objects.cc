@@ -59,8 +59,8 @@ const std::string& ObjectReader::KeyOf(KeyedEntry entry) const {
   return entry.object ? metadata.objects[entry.index].name : metadata.tensors[entry.index].name;
 }
 
-// Nothing of an object that is not understood, which is left out alone: it breaks a rule of pickles,
-// or a bound.  A file that cannot be read, or that changed, is an error.
+// Nothing of an object that is not understood, which is left out alone: it breaks a rule of
+// pickles, or a bound.  A file that cannot be read, or that changed, is an error.
 Result<std::optional<StoredState::Object>> ObjectReader::Open(size_t object) {
   auto opened = state_.OpenObject(object);
   if (opened) return std::optional(*std::move(opened));

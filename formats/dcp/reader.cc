@@ -186,8 +186,8 @@ Status Reader::NameNumbers(const ObjectReader::Items& items, StateDict::Group& g
   return {};
 }
 
-// The planner writes numbers as texts, so a parameter that is called "0" looks like one: an owner of
-// digits alone is a name only if the optimizer's groups name it.
+// The planner writes numbers as texts, so a parameter that is called "0" looks like one: an owner
+// of digits alone is a name only if the optimizer's groups name it.
 void Reader::NumberOwners() {
   std::set<std::pair<size_t, std::string_view>> named;
   for (const StateDict::Group& group : dict_.groups) {

@@ -71,10 +71,10 @@ struct StateKeys {
     KeyedEntry entry;
   };
 
-  std::string model;                      // prefix of the weights' keys
+  std::string model;                          // prefix of the weights' keys
   std::vector<TrainableModule> other_models;  // what looks like one, too
-  std::string why_model;                  // it is none of those
-  std::vector<std::string> optimizers;    // prefixes of their keys
+  std::string why_model;                      // it is none of those
+  std::vector<std::string> optimizers;        // prefixes of their keys
   bool flat_optimizer = false;
   std::vector<Weight> weights;  // in the file's order
   std::vector<State> states;

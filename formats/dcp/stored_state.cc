@@ -109,9 +109,8 @@ Result<DcpMetadata> StoredState::ReadShardFiles(const PartFiles& part) {
     CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, step_.Prefix() + path));
     blobs.push_back(blob);
   }
-  CKPT_ASSIGN_OR_RETURN(
-      DcpMetadata metadata,
-      ReadShards(*step_.root, BelowStep(part.directory), part.shards, part.whole));
+  CKPT_ASSIGN_OR_RETURN(DcpMetadata metadata, ReadShards(*step_.root, BelowStep(part.directory),
+                                                         part.shards, part.whole));
   for (size_t i = 0; i < blobs.size(); ++i) {
     const std::string path = JoinPath(part.directory, part.shards[i]);
     CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(path)));

@@ -113,9 +113,7 @@ bool IsWeights(const std::string& path) {
   return found && *found && !(*found)->index && !(*found)->adapter;
 }
 
-bool IsShard(const std::string& path) {
-  return ShardNumberOf(LastComponent(path)).has_value();
-}
+bool IsShard(const std::string& path) { return ShardNumberOf(LastComponent(path)).has_value(); }
 
 }  // namespace
 
@@ -130,7 +128,7 @@ ConfigSource CarriedConfigOf(const StepModel& step, const ConfigFacts& facts) {
   const bool together =
       std::ranges::any_of(configs, [&](const auto& place) { return weights.contains(place); });
   return TraitsOf(step).pretrained && together ? ConfigSource::kWithWeights
-                                                     : ConfigSource::kElsewhere;
+                                               : ConfigSource::kElsewhere;
 }
 
 Result<std::vector<std::string>> MatchConfig(const StepModel& step, const ConfigFacts& facts,

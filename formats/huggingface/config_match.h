@@ -29,8 +29,8 @@ enum class ConfigSource : uint8_t {
 // The source of the config.json that the step carries.
 ConfigSource CarriedConfigOf(const StepModel& step, const ConfigFacts& facts);
 
-// Transformers loads what it saved itself, with names that nobody else knows; so of weights that lie
-// with their config.json only those are refused of which it would load nothing.
+// Transformers loads what it saved itself, with names that nobody else knows; so of weights that
+// lie with their config.json only those are refused of which it would load nothing.
 //
 // Lines of what from_pretrained takes no notice of, as View::LeftOut has them; one that says that
 // nothing was compared where the architecture is not known.  kUnsupported where it would begin

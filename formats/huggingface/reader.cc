@@ -194,10 +194,9 @@ Status Reader::RegisterFiles() {
 // A script's state that lies in several files is not told apart by each of them.
 Status Reader::CheckOneFile() const {
   for (size_t i = 0; i < contents_.size() && contents_.size() > 1; ++i) {
-    const bool optimizer =
-        std::ranges::any_of(contents_[i].beside, [](const LeftOut& one) {
-          return one.part == LeftOutPart::kOptimizer;
-        });
+    const bool optimizer = std::ranges::any_of(contents_[i].beside, [](const LeftOut& one) {
+      return one.part == LeftOutPart::kOptimizer;
+    });
     if (!optimizer || IsTorchName(files_.weights[i])) continue;
     return Fail(ErrorCode::kUnsupported,
                 StrCat(candidate_.Path(), "/", files_.weights[i],
@@ -524,9 +523,9 @@ void Reader::FillHeader() {
   }
   for (const std::string& name : files_.others) {
     if (!IsOtherModel(name)) continue;
-    LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
-                      "a step has one model, and this one's is the first",
-                      "adopt that file by itself"});
+    LeaveOut(header,
+             {LeftOutPart::kModel, StrCat("'", name, "'"),
+              "a step has one model, and this one's is the first", "adopt that file by itself"});
   }
 }
 

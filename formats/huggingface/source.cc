@@ -136,7 +136,8 @@ class HuggingFaceSource : public Source {
       const std::string path = JoinPath(files.directory, name);
       CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, path));
       if (there) continue;
-      if (const auto why = step.root->Stat(path); !why && why.error().code == ErrorCode::kPermission)
+      if (const auto why = step.root->Stat(path);
+          !why && why.error().code == ErrorCode::kPermission)
         return Fail(Error(why.error()));
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.root->PathOf(path),

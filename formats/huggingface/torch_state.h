@@ -60,7 +60,7 @@ class TorchState {
     std::vector<std::string> twins;  // models of the same names and shapes
     // Models of others, whose tensors an optimizer may train, too.
     std::vector<TrainableModule> modules;
-    std::string why;                 // it is none of the others
+    std::string why;  // it is none of the others
   };
   // `asked`: --model.  kUnsupported, kInvalid as ChooseModel; a file whose model is a pickled
   // module names its class.

@@ -42,9 +42,9 @@ struct WeightsFile {
   std::vector<TrainableModule> modules;        // other models beside it
   // Of a torch file: keys of optimizers, which the step's reader takes or names.
   std::vector<std::string> optimizers;
-  std::vector<LeftOut> beside;                 // parts of a torch file that are not taken
-  std::vector<Document> documents;             // parts that are
-  Digest frame;                                // of a torch file (core/blob/frame.h)
+  std::vector<LeftOut> beside;      // parts of a torch file that are not taken
+  std::vector<Document> documents;  // parts that are
+  Digest frame;                     // of a torch file (core/blob/frame.h)
   // The offset of the tensors, in safetensors that say they are torch's.
   std::optional<uint64_t> data_offset;
 };

@@ -13,7 +13,6 @@
 namespace ckptfs::huggingface {
 namespace {
 
-
 Result<SafetensorsFiles> KeptFiles(const StepModel& step) {
   SafetensorsFiles files;
   const Document* document = step.FindDocument(kSafetensorsFiles);
@@ -58,8 +57,10 @@ void KeepSafetensorsFiles(Assembler& assembler, const SafetensorsFiles& files) {
   const NodeId root = pickle.Dict(items);
   auto printed = PrintPickle(std::move(pickle).Finish(root));
   CKPT_CHECK(printed.has_value());  // numbers
-  assembler.header().documents.push_back(Document{
-      .key = std::string(kSafetensorsFiles), .scope = "", .pickle = *std::move(printed), .tensors = {}});
+  assembler.header().documents.push_back(Document{.key = std::string(kSafetensorsFiles),
+                                                  .scope = "",
+                                                  .pickle = *std::move(printed),
+                                                  .tensors = {}});
 }
 
 Result<std::vector<WholeFile>> WholeFilesOf(const StepModel& step,

@@ -28,7 +28,7 @@ Status CheckMemberOrder(const StepModel& step) {
   if (!traits.engine) return {};
   if (step.layout.tp > 1 || step.layout.pp > 1) {
     return Unknown("the step was saved as ", step.layout.ToString(),
-                  ": each model-parallel rank has an optimizer of its own");
+                   ": each model-parallel rank has an optimizer of its own");
   }
   for (const Parameter& parameter : step.parameters) {
     if (parameter.expert || parameter.stacked_experts > 0) {

@@ -2,7 +2,8 @@
 //
 // MemberOwners says which tensors the members of an optimizer's groups are (core/state/ownership.h)
 // and tells what is left out: an optimizer of another module (core/state/trained_module.h), one
-// whose members nothing proves, a member whose name the model does not have.  Nothing else is left out with them.
+// whose members nothing proves, a member whose name the model does not have.  Nothing else is left
+// out with them.
 //
 // Thread safety: pure but for the header.
 

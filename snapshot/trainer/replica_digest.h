@@ -18,8 +18,8 @@ namespace ckptfs {
 inline constexpr uint64_t kReplicaBytes = uint64_t{16} << 20;  // two milliseconds' worth
 
 // Returns the digest of all bytes if they are at most kReplicaBytes, else of about that many,
-// in windows that `step` chooses as if by chance: whatever steps are saved, a byte is digested at one
-// save of size / kReplicaBytes, on average.
+// in windows that `step` chooses as if by chance: whatever steps are saved, a byte is digested at
+// one save of size / kReplicaBytes, on average.
 Digest ReplicaDigestOf(std::span<const std::span<const std::byte>> memory, uint64_t step);
 
 }  // namespace ckptfs

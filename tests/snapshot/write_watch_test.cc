@@ -188,8 +188,7 @@ TEST_F(WriteWatchTest, PrivateMemoryOfAFileIsNotCovered) {
   ASSERT_TRUE(file.valid());
   unlink(path.c_str());
   ASSERT_EQ(ftruncate(file.get(), 4 * kPage), 0);
-  void* const mapped =
-      mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
+  void* const mapped = mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
   ASSERT_NE(mapped, MAP_FAILED);
   const HostBytes bytes{static_cast<const std::byte*>(mapped), 4 * kPage};
   EXPECT_TRUE(Watch(bytes)->Covered(bytes).empty());

@@ -10,10 +10,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using Tensors = std::vector<std::pair<std::string, Shape>>;
 
-const Tensors kPolicy = {{"0.weight", {16, 16}}, {"0.bias", {16}}, {"1.weight", {10, 16}},
-                         {"1.bias", {10}}};
-const Tensors kValue = {{"0.weight", {16, 16}}, {"0.bias", {16}}, {"1.weight", {1, 16}},
-                        {"1.bias", {1}}};
+const Tensors kPolicy = {
+    {"0.weight", {16, 16}}, {"0.bias", {16}}, {"1.weight", {10, 16}}, {"1.bias", {10}}};
+const Tensors kValue = {
+    {"0.weight", {16, 16}}, {"0.bias", {16}}, {"1.weight", {1, 16}}, {"1.bias", {1}}};
 const Tensors kHead = {{"weight", {10, 16}}, {"bias", {10}}};
 const Tensors kLarger = {{"0.weight", {16, 16}}, {"0.bias", {16}},      {"1.weight", {10, 16}},
                          {"1.bias", {10}},       {"2.weight", {2, 10}}, {"2.bias", {2}}};
@@ -26,7 +26,8 @@ TrainableModule Of(const std::string& key, const Tensors& tensors) {
 
 std::vector<ToldMember> Members(const Tensors& tensors, bool named) {
   std::vector<ToldMember> members;
-  for (const auto& [name, shape] : tensors) members.push_back({named ? std::string_view(name) : "", &shape});
+  for (const auto& [name, shape] : tensors)
+    members.push_back({named ? std::string_view(name) : "", &shape});
   return members;
 }
 
@@ -65,10 +66,26 @@ const std::vector<Case> kCases = {
      "of 'critic'"},
     {"twins: nobody's", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy,
      "may as well be the optimizer of 'critic'"},
-    {"twins: the other has its own", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy, "",
+    {"twins: the other has its own",
+     "optim",
+     kPolicy,
+     true,
+     "model",
+     kPolicy,
+     "critic",
+     kPolicy,
+     "",
      {"critic_optim"}},
-    {"twins: another is nobody's", "optim", kPolicy, true, "model", kPolicy, "critic", kPolicy,
-     "may as well", {"head_optim"}},
+    {"twins: another is nobody's",
+     "optim",
+     kPolicy,
+     true,
+     "model",
+     kPolicy,
+     "critic",
+     kPolicy,
+     "may as well",
+     {"head_optim"}},
     {"twins by number", "optimizers.critic", kPolicy, false, "model", kPolicy, "critic", kPolicy,
      "of 'critic'"},
     {"twins: a letter", "optim_d", kPolicy, true, "generator", kPolicy, "discriminator", kPolicy,
