@@ -89,7 +89,7 @@ Status KeepModel(std::string_view asked, WeightsFile& file) {
     }
     file.beside.push_back(
         {optimizer ? LeftOutPart::kOptimizer : LeftOutPart::kModel, StrCat("'", weight.name, "'"),
-         StrCat("it is no part of the model, which is ", ModelKeyText(file.model), why,
+         StrCat("it is not of the model, which is ", ModelKeyText(file.model), why,
                 ": a safetensors file does not say what else its tensors are"),
          ""});
   }

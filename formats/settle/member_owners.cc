@@ -163,7 +163,7 @@ class Owners {
              {LeftOutPart::kOptimizer, of.what, std::move(why) + of.shown, std::move(remedy)});
   }
 
-  // Another module's optimizer is no part of the model's; one that may be either's is.
+  // An optimizer that may be the model's is missing from it; another module's is not.
   void LeaveOutOfAnother(size_t optimizer, const std::string& why) {
     const auto& of = dict_.optimizers[optimizer];
     const LeftOutPart part = IsAnothers(why) ? LeftOutPart::kDocument : LeftOutPart::kOptimizer;

@@ -196,7 +196,7 @@ def test_signals_are_handled_while_a_save_waits_for_room(ckptfs, snapshotter):
 
 
 def test_what_is_written_while_a_save_waits_for_room_is_not_saved(ckptfs):
-    """A step of what was there at the call and of what came later would be no moment's."""
+    """A step of what was there at the call and of what came later never was."""
     block = receive_and_keep_nothing(ckptfs)
     net = torch.nn.Linear(SIZE, SIZE)
     snap = snapshots.Snapshotter(net, torch.optim.SGD(net.parameters()), run='job', store=ckptfs.store, slots=1, full='wait')

@@ -181,7 +181,7 @@ def test_a_key_is_not_ignored(ckptfs, tmp_path, model):
 
 
 def test_a_state_flattened_into_safetensors(ckptfs, tmp_path):
-    """Its optimizer and its average are no parameters of the model."""
+    """Its optimizer and its average are not taken for parameters of the model."""
     from safetensors.torch import save_file
     state = {f'{part}.{name}': tensor.clone() for part, of in (('model', MODEL), ('ema', EMA)) for name, tensor in of.items()}
     for number, states in OPTIMIZER.state_dict()['state'].items():

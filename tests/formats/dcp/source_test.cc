@@ -381,36 +381,27 @@ TEST_F(DcpSourceTest, ShardsThatAreReplacedMeanwhileAreThoseOfOneSave) {
     return file;
   };
   const std::string before = weights("", 1), after = weights(std::string(4096, 'x'), 9);
-  size_t taken = 0;
-  for (uint64_t call = 1; call < 200; ++call) {
+  for (uint64_t call = 1; call < 100; ++call) {
     for (const auto& [name, bytes] : made.files) Write("optimizer/" + name, bytes);
     Write("optimizer/.metadata", made.Metadata());
     Write("model.safetensors", before);
     const Place place = PlaceOf(path_).value();
     const auto root = std::make_shared<WatchedRoot>(place.root);
     const auto found = source_->Find(root, place.directory).value();
-    ASSERT_EQ(found.size(), 1U);
     root->Watch();
     root->Before(call, [&] {
       Write("new", after);
       std::filesystem::rename(path_ + "/new", path_ + "/model.safetensors");
     });
-    const auto step = source_->Read(found[0], options_);
-    const bool replaced = root->calls().size() >= call;
+    const auto step = source_->Read(found.at(0), options_);
     if (!step) continue;
-    ++taken;
-    // A blob that changed after it was stamped is refused when it is read.
     const auto& weight = step->atom(*step->FindAtom(*step->FindParameter("a.weight"), "weight"));
-    const uint64_t stamped =
-        step->blob(BlobIndex{weight.source.gathers.at(0).series.at(0).blob}).stamp.size;
-    const std::string& file = stamped == before.size() ? before : after;
-    const uint64_t offset = weight.source.gathers.at(0).series.at(0).offset;
+    const FragmentSeries& series = weight.source.gathers.at(0).series.at(0);
+    const bool old = step->blob(BlobIndex{series.blob}).stamp.size == before.size();
     float first = 0;
-    std::memcpy(&first, file.data() + offset, sizeof(first));
-    EXPECT_EQ(first, stamped == before.size() ? 1 : 9) << "call " << call;
-    if (!replaced) break;
+    std::memcpy(&first, (old ? before : after).data() + series.offset, sizeof(first));
+    EXPECT_EQ(first, old ? 1 : 9) << "call " << call;
   }
-  EXPECT_GT(taken, 0U);
 }
 
 TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
