@@ -385,9 +385,8 @@ TEST_F(DcpSourceTest, ShardsThatAreReplacedMeanwhileAreThoseOfOneSave) {
     for (const auto& [name, bytes] : made.files) Write("optimizer/" + name, bytes);
     Write("optimizer/.metadata", made.Metadata());
     Write("model.safetensors", before);
-    const Place place = PlaceOf(path_).value();
-    const auto root = std::make_shared<WatchedRoot>(place.root);
-    const auto found = source_->Find(root, place.directory).value();
+    const auto root = std::make_shared<WatchedRoot>(PlaceOf(path_).value().root);
+    const auto found = source_->Find(root, PlaceOf(path_).value().directory).value();
     root->Watch();
     root->Before(call, [&] {
       Write("new", after);
