@@ -205,13 +205,14 @@ Status RankFilesReader::CheckAlike() const {
   return {};
 }
 
-// Ranks that went on from one step were updated as often: "since:RANK:STEP:UPDATES".
+// Ranks that went on from one step, and update the same parameters, were updated as often:
+// "since:RANK:STEP:UPDATES:PARAMETERS".
 Status RankFilesReader::CheckMoments() const {
   struct Moment {
     std::string_view rank;
     std::string_view updates;
   };
-  std::map<std::string_view, Moment> known;  // by the step before
+  std::map<std::pair<std::string_view, std::string_view>, Moment> known;
   for (const RankEntry& entry : entries_) {
     for (const auto& [text, ranks] : entry.alike) {
       std::string_view rest = text;
@@ -224,7 +225,7 @@ Status RankFilesReader::CheckMoments() const {
       };
       rest.remove_prefix(kAlikeSince.size());
       const std::string_view rank = word(), before = word(), updates = word();
-      const auto [first, added] = known.try_emplace(before, Moment{rank, updates});
+      const auto [first, added] = known.try_emplace({before, word()}, Moment{rank, updates});
       if (added || first->second.updates == updates) continue;
       return Refuse("rank ", first->second.rank, " was updated ", first->second.updates,
                     " times since it saved ", before == "-1" ? "nothing" : StrCat("step ", before),

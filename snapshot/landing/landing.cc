@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
+#include <string_view>
 
 #include "core/base/fault_point.h"
 #include "core/base/single_flight.h"
@@ -98,9 +100,15 @@ void Landing::Take(ReceivedPart part) {
   Take(SaveBytes::Of(std::move(part), moves), first);
 }
 
-// A rank that was not told repeats what the spool has.
+// A rank that was not told repeats what the spool has.  A daemon may have two parts of an attempt:
+// ranks come back one after the other.
 bool Landing::IsSame(const Save& save, const PreparedPart& part) {
-  if (save.what.name == part.name) return true;
+  if (save.what.name == part.name) {
+    return std::ranges::all_of(part.ranks, [&](const PreparedRank& one) {
+      return std::ranges::find(save.what.ranks, one.rank, &PreparedRank::rank) !=
+             save.what.ranks.end();
+    });
+  }
   return save.all_here() && WithoutLife(save.what.name) == WithoutLife(part.name) &&
          save.what.step == part.step && save.what.ranks == part.ranks;
 }
@@ -151,6 +159,17 @@ Landing::Save* Landing::FirstToStore() {
   return found == saves_.end() ? nullptr : &*found;
 }
 
+Landing::Save* Landing::NextToStore(Clock::time_point now, Worker::Time& due) {
+  due = Worker::kWhenWoken;
+  std::set<std::string_view> runs;
+  for (Save& save : saves_) {
+    if (!IsForStore(save.action) || !runs.insert(save.what.name.run).second || save.busy) continue;
+    if (ending_ || save.tries.due <= now) return &save;
+    due = std::min(due, save.tries.due);
+  }
+  return nullptr;
+}
+
 Worker::Time Landing::StoreTurn() {
   Save* save = nullptr;
   std::optional<PartAgain> question;
@@ -160,10 +179,9 @@ Worker::Time Landing::StoreTurn() {
     const bool asks = phase_ == Phase::kRuns;
     if (asks) question = questions_.Next(now);
     if (!question) {
-      save = FirstToStore();
-      auto due = Worker::kWhenWoken;
-      if (save != nullptr && !save->busy) due = ending_ ? now : save->tries.due;
-      if (due > now) {
+      Worker::Time due;
+      save = NextToStore(now, due);
+      if (save == nullptr) {
         return asks && !questions_.empty() ? std::min(due, questions_.Due(now)) : due;
       }
       save->busy = true;
@@ -283,7 +301,13 @@ bool Landing::Leaves(Save& save) {
 }
 
 void Landing::GiveUp(Save& save, LandingEvent event, Error error) {
-  if (save.state == LandingState::kShown) options_.steps->Release(save.record);
+  if (save.state == LandingState::kShown) {
+    const Status released = Caught([&]() -> Status {
+      options_.steps->Release(save.record);
+      return {};
+    });
+    if (!released) Say(released.error().message);
+  }
   if (!save.all_here()) Drop({WithoutLife(save.what.name), save.what.step, error.message});
   const bool disk = save.bytes && save.bytes->on_disk() && error.code == ErrorCode::kDataLoss;
   if (disk) error = std::move(error).WithContext(options_.spooler->directory());
@@ -297,7 +321,7 @@ void Landing::Conclude(Save& save, LandingEvent event, Status done,
   auto bytes = std::move(save.bytes);
   if (options_.spooler && bytes) options_.spooler->Over(*bytes);
   bytes.reset();  // whoever is told finds that the memory is free
-  if (news) options_.steps->Tell(*news);
+  if (news) Tell(*news);
   const std::string title = save.title();
   if (!done) Say(StrCat("snapshot ", title, " dropped: ", done.error().message));
   Saves gone;
@@ -312,6 +336,15 @@ void Landing::Conclude(Save& save, LandingEvent event, Status done,
   }
   WakeStore();
   Signal();
+}
+
+// What hears of it may fail; the save is over all the same.
+void Landing::Tell(const StepMaker::News& news) {
+  const Status told = Caught([&]() -> Status {
+    options_.steps->Tell(news);
+    return {};
+  });
+  if (!told) Say(told.error().message);
 }
 
 void Landing::Tally(const std::string& title, const Status& done) {

@@ -169,6 +169,12 @@ class Landing {
   // landing.cc
   static bool IsSame(const Save& save, const PreparedPart& part);
   Save* FirstToStore() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first save of a run that is due, so that a run whose store fails holds up no other; null
+  // with the time at which one will be.
+  Save* NextToStore(Clock::time_point now, Worker::Time& due) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first of a job that is to be prepared and due; null if there is none.
+  Save* NextToPrepare() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Tell(const StepMaker::News& news);
   Worker::Time StoreTurn();
   Worker::Time ShowTurn();
   void Land(Save& save);

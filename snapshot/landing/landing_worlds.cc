@@ -90,19 +90,27 @@ void Landing::FinishOthers() {
 
 // ---- parts that are made durable -----------------------------------------------
 
-// In order: one that fails lets those behind it wait.
+// In the order of a job: one that fails lets those behind it wait.
+Landing::Save* Landing::NextToPrepare() {
+  const auto now = Clock::now();
+  std::set<Worlds::JobName> jobs;
+  for (Save& save : saves_) {
+    const bool first = save.action == LandingAction::kPrepare &&
+                       jobs.emplace(save.what.name.run, save.what.name.job).second;
+    if (first && (worlds_ending_ || save.tries.due <= now)) return &save;
+  }
+  return nullptr;
+}
+
 void Landing::PrepareAll() {
   for (;;) {
     Save* save = nullptr;
     {
       MutexLock lock(mutex_);
-      const auto first = std::ranges::find_if(
-          saves_, [](const Save& one) { return one.action == LandingAction::kPrepare; });
-      const bool is_due =
-          first != saves_.end() && (worlds_ending_ || first->tries.due <= Clock::now());
-      if (!is_due) return;
-      save = &*first;
+      save = NextToPrepare();
+      if (save == nullptr) return;
       save->busy = true;
+      if (save->tries.failed == 0) save->tries.begun = Clock::now();  // before, others were first
     }
     Prepare(*save);
   }
@@ -116,8 +124,8 @@ void Landing::Prepare(Save& save) {
   if (options_.spooler && save.bytes->on_disk()) {
     options_.spooler->Stored(*save.bytes);
   } else {  // a save that is only in memory has served its purpose
-    const auto bytes = std::move(save.bytes);
-    if (options_.spooler) options_.spooler->Over(*bytes);
+    if (options_.spooler) options_.spooler->Over(*save.bytes);
+    save.bytes.reset();
   }
   Advance(save, LandingEvent::kPrepared);
 }
@@ -206,7 +214,8 @@ void Landing::LookAt(Save& save) {
   bool again = false;
   if (!lost) {
     MutexLock lock(mutex_);
-    again = options_.retry.Again(save.tries, Clock::now(), RetryRule::Patience::kLimited);
+    // It takes up no memory; others that never come are another limit (Waits).
+    again = options_.retry.Again(save.tries, Clock::now(), RetryRule::Patience::kForEver);
   }
   if (!again) DropForAll(save, error.message);
 }
@@ -215,7 +224,8 @@ void Landing::Decided(Save& save, const AttemptNews& news) {
   using State = AttemptNews::State;
   if (news.state == State::kWaiting) return Waits(save, news);
   if (news.state == State::kDecided) {
-    if (save.state != LandingState::kDecided) Advance(save, LandingEvent::kDecided);
+    if (save.state != LandingState::kDecided) return Advance(save, LandingEvent::kDecided);
+    if (!news.whole && Late(save)) DropForAll(save, "its manifest and a part of it are gone");
     return;
   }
   if (news.state == State::kDropped) {

@@ -46,9 +46,10 @@ struct ScanRegion {  // struct page_region
   uint64_t categories = 0;
 };
 constexpr unsigned long kScan = _IOWR('f', 16, ScanArgument);  // PAGEMAP_SCAN
-constexpr uint64_t kScanProtect = 1;  // PM_SCAN_WP_MATCHING: what it finds is protected anew
-constexpr uint64_t kScanCheck = 2;    // PM_SCAN_CHECK_WPASYNC: EPERM for what is not registered
-constexpr uint64_t kIsWritten = 2;    // PAGE_IS_WRITTEN: its protection is lifted
+constexpr uint64_t kScanProtect = 1;    // PM_SCAN_WP_MATCHING: what it finds is protected anew
+constexpr uint64_t kScanCheck = 2;      // PM_SCAN_CHECK_WPASYNC: EPERM for what is not registered
+constexpr size_t kMostRefused = 65536;  // that are remembered
+constexpr uint64_t kIsWritten = 2;      // PAGE_IS_WRITTEN: its protection is lifted
 
 // Finds up to `room` runs of written pages from `begin` on; returns where it went on to.
 std::optional<std::vector<ScanRegion>> Scan(int pagemap, uintptr_t& begin, uintptr_t end,
@@ -141,7 +142,7 @@ bool WriteWatch::Kernel::Protect(const Extent& extent, std::span<const Extent> a
   scan.end = extent.end;
   scan.category_mask = kIsWritten;
   if (ioctl(pagemap_.get(), kScan, &scan) >= 0) return true;
-  if (errno != EPERM) return false;
+  if (errno != EPERM || refused_.contains({extent.begin, extent.end})) return false;
   if (!places) places = PlacesOf(all);
   return Register(extent, *places) && ioctl(pagemap_.get(), kScan, &scan) >= 0;
 }
@@ -154,11 +155,12 @@ bool WriteWatch::Kernel::Ask(const Extent& extent) const {
 }
 
 bool WriteWatch::Kernel::Register(const Extent& extent, const std::vector<Extent>& places) {
-  if (refused_.contains({extent.begin, extent.end})) return false;
   const auto place = std::ranges::upper_bound(places, extent.begin, {}, &Extent::end);
   const bool own =
       place != places.end() && place->begin <= extent.begin && extent.end <= place->end;
-  if (own && (Ask(*place) || Ask(extent))) return true;
+  if (!own) return false;  // it may be another mapping at the next save
+  if (Ask(*place) || Ask(extent)) return true;
+  if (refused_.size() >= kMostRefused) refused_.clear();
   refused_.emplace(extent.begin, extent.end);
   return false;
 }

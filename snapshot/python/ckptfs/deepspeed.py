@@ -61,6 +61,14 @@ def updated_memory(engine: Any) -> Set[int]:
     return {_memory(t) for t in found if t.numel() > 1}
 
 
+def own_memory(engine: Any) -> Set[int]:
+    """The memory of optimizer states that each rank has of its own, though it is saved once."""
+    optimizer = getattr(engine.optimizer, 'optimizer', engine.optimizer)
+    return {_memory(value) for values in getattr(optimizer, 'state', {}).values()
+            for kind, value in values.items()
+            if isinstance(value, torch.Tensor) and str(kind).endswith('_error')}
+
+
 def refusal(engine: Any) -> str:
     """Why the engine cannot be snapshotted; '' if it can."""
     if engine.zero_nvme_offload_optimizer():
@@ -120,7 +128,10 @@ class Recorder:
                  if s.updated and s.tensor.nbytes > NUMBER]
         owners = state.share(sizes, world)
         mine = [s for s in whole.storages if owners.get(s.key, 0) == rank]
-        shared = [s.tensor for s in sorted(whole.storages, key=lambda s: s.key) if s.key in owners]
+        # Errors of compressed gradients are each rank's own (1-bit optimizers).
+        own = own_memory(self.engine)
+        shared = [s.tensor for s in sorted(whole.storages, key=lambda s: s.key)
+                  if s.key in owners and _memory(s.tensor) not in own]
         return SavedFile(whole.name, b'' if rank else whole.pickled, mine, shared, world)
 
     def preserves_storage_sharing(self) -> bool:

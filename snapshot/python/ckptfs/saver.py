@@ -6,6 +6,7 @@ their own collector.
 """
 import atexit
 import functools
+import hashlib
 import logging
 import math
 import os
@@ -163,6 +164,8 @@ class Saver:
         self._pid = os.getpid()
         self._said_forked = False
         self._last = -1  # the step that was saved before
+        self._staged = False  # so was it
+        self._members = ''  # a digest of the names that an optimizer has
         self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
@@ -224,12 +227,15 @@ class Saver:
 
     def _tell_moment(self, capture: _native.Capture) -> None:
         """Says how many updates lie between this rank's last save and this one: parts of ranks that
-        went on from one step by different numbers of them are not of one moment."""
-        steps = self._turns.steps_since_save()
-        if self._world > 1 and steps is not None:
-            said = f'since:{self._rank}:{self._last}:{steps}'
+        update the same parameters, and went on from one step by different numbers of updates, are
+        not of one moment."""
+        steps, staged = self._turns.steps_since_save(), getattr(self._collector, 'staged', False)
+        # Staged bytes are of an earlier moment than this call.
+        known = self._members and not staged and not self._staged
+        if self._world > 1 and steps is not None and known:
+            said = f'since:{self._rank}:{self._last}:{steps}:{self._members}'
             capture.alike = [*capture.alike, (said, 1)]
-        self._last = capture.step
+        self._last, self._staged = capture.step, staged
 
     def _hand_over(self, shot: Shot, capture: _native.Capture,
                    deadline: Optional[float]) -> bool:
@@ -337,6 +343,8 @@ class Saver:
         capture = shot.capture
         capture.step, capture.layout, capture.alike = step, model.layout, self._shares.alike
         capture.framework, capture.framework_version = model.framework, model.framework_version
+        names = sorted(name for _, members, _ in groups for name in members)
+        self._members = hashlib.sha256(repr(names).encode()).hexdigest()[:16] if names else ''
         if declares:
             capture.add_parameters(model.parameters)
             capture.aliases = model.aliases

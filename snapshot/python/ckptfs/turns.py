@@ -63,7 +63,9 @@ class Turns:
         self._saving: Optional[int] = None  # thread
         self._turn = Turn()
         self._held: Set[int] = set()        # threads whose steps wait for the save
+        self._counting = threading.Lock()
         self._steps: Dict[int, int] = {}    # since the last save, by the optimizer's id
+        self._counted = False               # there was one
         global _ALL
         with _CHANGES:
             _ALL = (*(one for one in _ALL if one() is not None), weakref.ref(self))
@@ -83,13 +85,16 @@ class Turns:
             self._wait_for_save()
         self._before_update()
         if touches and optimizer is not None:
-            self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+            with self._counting:
+                self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+                self._counted = True
 
     def steps_since_save(self) -> Optional[int]:
-        """The steps of the one optimizer since this was asked last; None of several, which ranks
-        may have of their own."""
-        steps, self._steps = self._steps, {}
-        return None if len(steps) > 1 else sum(steps.values())
+        """The steps of the one optimizer since this was asked last; None before the first, and of
+        several, which ranks may have of their own."""
+        with self._counting:
+            steps, self._steps = self._steps, {}
+            return None if len(steps) > 1 or not self._counted else sum(steps.values())
 
     def _wait_for_save(self) -> None:
         me = threading.get_ident()
