@@ -287,7 +287,7 @@ std::vector<Atom> Rows(SourceKind kind, std::vector<size_t> copies) {
   return atoms;
 }
 
-Result<AtomSource> Stack(const std::vector<Atom>& atoms, std::optional<AtomIndex> master = {}) {
+Result<AtomSource> Stacked(const std::vector<Atom>& atoms, std::optional<AtomIndex> master = {}) {
   std::vector<const Atom*> sources;
   std::vector<BoxMap> maps;
   for (const Atom& atom : atoms) {
@@ -299,19 +299,19 @@ Result<AtomSource> Stack(const std::vector<Atom>& atoms, std::optional<AtomIndex
 }
 
 TEST(BoxMapTest, CopiesMakeCopiesAndAveragesAverages) {
-  auto made = Stack(Rows(SourceKind::kReplicas, {3, 3}));
+  auto made = Stacked(Rows(SourceKind::kReplicas, {3, 3}));
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->kind, SourceKind::kReplicas);
   ASSERT_EQ(made->gathers.size(), 3u);
   EXPECT_EQ(Expand(made->gathers[2]).at({1, 0}), Place(5, 0));
-  made = Stack(Rows(SourceKind::kReplicas, {2, 3}));
+  made = Stacked(Rows(SourceKind::kReplicas, {2, 3}));
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->kind, SourceKind::kGather);
-  made = Stack(Rows(SourceKind::kAverage, {2, 2}));
+  made = Stacked(Rows(SourceKind::kAverage, {2, 2}));
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(made->kind, SourceKind::kAverage);
   EXPECT_EQ(made->gathers.size(), 2u);
-  made = Stack(Rows(SourceKind::kAverage, {2, 3}));
+  made = Stacked(Rows(SourceKind::kAverage, {2, 3}));
   ASSERT_FALSE(made.has_value());
   EXPECT_NE(made.error().message.find("averages of 2 and of 3"), std::string::npos);
 }
@@ -319,12 +319,12 @@ TEST(BoxMapTest, CopiesMakeCopiesAndAveragesAverages) {
 TEST(BoxMapTest, PartsOfDifferentKindsAreRefusedByName) {
   std::vector<Atom> atoms = Rows(SourceKind::kReplicas, {2, 2});
   atoms[1].source.kind = SourceKind::kAverage;
-  auto made = Stack(atoms);
+  auto made = Stacked(atoms);
   ASSERT_FALSE(made.has_value());
   EXPECT_NE(made.error().message.find("gathered and some averaged"), std::string::npos);
   atoms[0].source = atoms[1].source = CastSource(AtomIndex{4});
-  EXPECT_FALSE(Stack(atoms).has_value());
-  made = Stack(atoms, AtomIndex{9});
+  EXPECT_FALSE(Stacked(atoms).has_value());
+  made = Stacked(atoms, AtomIndex{9});
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(DerivedFrom(*made), AtomIndex{9});
 }
