@@ -164,7 +164,9 @@ std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModu
     const bool served = std::ranges::any_of(optimizer.beside, [&](std::string_view key) {
       return shares(key, other) > shares(key, model);
     });
-    if (with_model == with_other && !(served && WordsOf(optimizer.key).empty())) {
+    const bool plain = WordsOf(optimizer.key).empty();
+    const bool pair = plain && WordsOf(model.key).empty() && AreTwins(model, other);
+    if (with_model == with_other && !pair && !(served && plain)) {
       return StrCat("it may as well be the optimizer of ", Quoted(other.key));
     }
   }

@@ -8,8 +8,9 @@
 //   exact   the module that has a member for each of its parameters
 //   keys    the module whose key and the optimizer's have a word together that the others' keys
 //           lack ("critic", "critic_optim"; "generator", "optim_g"; "actor.model", "actor.optim");
-//           the model, if the optimizer's key has no word of its own and another optimizer's has
-//           one of the other module's
+//           the model, if the optimizer's key has no word of its own, and another optimizer's has
+//           one of the other module's, or the other has the model's shapes and neither key says
+//           whose it is ("model", "optim")
 //
 // Otherwise nobody knows.  An average (IsAverageKey) and a copy of the model ("best_model",
 // "old_policy") train nothing.

@@ -12,6 +12,7 @@
 #include "core/base/strings.h"
 #include "core/state/state_fit.h"
 #include "core/view/shard.h"
+#include "formats/tools/source_traits.h"
 
 namespace ckptfs {
 namespace {
@@ -188,8 +189,12 @@ class Builder {
 
   // The flat slices of one data-parallel group.
   void Slice(const Parameter& parameter, RankTensor& tensor) const {
-    tensor.expert = parameter.expert || parameter.stacked_experts > 0;
-    tensor.degree = ZeroSliceOf(layout_, rank_, parameter).degree;
+    // DeepSpeed's engines know no experts in transformers' modules: stacked ones are as any other
+    // parameter there.
+    const bool plain = parameter.stacked_experts > 0 && TraitsOf(step_).engine &&
+                       SameDegrees(layout_, step_.layout);
+    tensor.expert = !plain && (parameter.expert || parameter.stacked_experts > 0);
+    tensor.degree = plain ? layout_.dp : ZeroSliceOf(layout_, rank_, parameter).degree;
     tensor.flat = true;
     tensor.slice = CeilDiv(tensor.elements, tensor.degree);
     tensor.shape = {tensor.slice};

@@ -354,7 +354,7 @@ TEST(ShardingTest, AMissingSizeIsNamedWhereARuleNeedsIt) {
   const auto sharding = rules->Resolve(name, std::vector<Shape>{{8, 4}, {8, 4}}, false);
   ASSERT_TRUE(sharding);
   EXPECT_FALSE(*sharding);
-  EXPECT_THAT(rules->WhyOpen(name), testing::HasSubstr("needs ffn"));
+  EXPECT_THAT(rules->WhyOpen(name), testing::HasSubstr("needs dense_ffn"));
   EXPECT_EQ(rules->WhyOpen("other"), "no rule covers it");
 }
 
