@@ -228,7 +228,8 @@ Status RankFilesReader::CheckMoments() const {
       const auto [first, added] = known.try_emplace({before, word()}, Moment{rank, updates});
       if (added || first->second.updates == updates) continue;
       return Refuse("rank ", first->second.rank, " was updated ", first->second.updates,
-                    " times since it saved ", before == "-1" ? "nothing" : StrCat("step ", before),
+                    " times since ",
+                    before == "-1" ? "the job began" : StrCat("it saved step ", before),
                     ", but rank ", rank, " ", updates, " times: their parts are not of one moment");
     }
   }

@@ -333,7 +333,7 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
   EXPECT_EQ(after("3:10", "4:2"), "none");  // one of them missed a save
   EXPECT_THAT(after("3:10", "3:11"), HasSubstr("rank 0 was updated 10 times since it saved step 3, "
                                                "but rank 1 11 times"));
-  EXPECT_THAT(after("-1:0", "-1:1"), HasSubstr("since it saved nothing"));
+  EXPECT_THAT(after("-1:0", "-1:1"), HasSubstr("since the job began"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("has layout 'dp2'"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "../x"; }), HasSubstr("../x"));

@@ -27,6 +27,15 @@ TEST(ReplicaDigestTest, OfLittleMemoryEveryByteCounts) {
   }
 }
 
+// A norm or a codebook beside large weights is compared at every save.
+TEST(ReplicaDigestTest, SmallTensorsCountAtEverySave) {
+  const std::vector<std::string> memory{std::string(2 * kReplicaBytes, 'a'),
+                                        std::string(9000, 'b')};
+  std::vector<std::string> other = memory;
+  ++other[1][5000];
+  for (uint64_t step = 0; step < 8; ++step) EXPECT_NE(Of(memory, step), Of(other, step));
+}
+
 // One byte of much is seen at one save of as many as there is more than is looked at, whichever
 // steps a job saves.
 TEST(ReplicaDigestTest, OfMuchMemoryEveryByteCountsAfterSomeSaves) {

@@ -164,6 +164,8 @@ class Saver:
         self._pid = os.getpid()
         self._said_forked = False
         self._last = -1  # the step that was saved before
+        self._updates: Optional[int] = 0  # since this was made; None: it is not known
+        self._together = job.startswith('own:')  # all ranks made theirs at once
         self._staged = False  # so was it
         self._members = ''  # a digest of the names that an optimizer has
         self._update_limit = update_limit
@@ -231,10 +233,14 @@ class Saver:
         not of one moment."""
         steps, staged = self._turns.steps_since_save(), getattr(self._collector, 'staged', False)
         # Staged bytes are of an earlier moment than this call.
-        known = self._members and not staged and not self._staged
-        if self._world > 1 and steps is not None and known:
-            said = f'since:{self._rank}:{self._last}:{steps}:{self._members}'
-            capture.alike = [*capture.alike, (said, 1)]
+        self._updates = None if steps is None or self._updates is None else self._updates + steps
+        if self._world > 1 and self._members and not staged:
+            said = []
+            if steps is not None and self._last >= 0 and not self._staged:
+                said.append(f'since:{self._rank}:{self._last}:{steps}:{self._members}')
+            if self._updates is not None and self._together:
+                said.append(f'since:{self._rank}:-1:{self._updates}:{self._members}')
+            capture.alike = [*capture.alike, *((one, 1) for one in said)]
         self._last, self._staged = capture.step, staged
 
     def _hand_over(self, shot: Shot, capture: _native.Capture,
