@@ -230,6 +230,22 @@ def test_a_config_of_another_module_is_not_believed(llama, ckptfs, tmp_path):
         assert 'LlamaForCausalLM' in said and 'lm.' in said, said
 
 
+def test_a_config_of_fewer_layers_is_refused(llama, ckptfs, tmp_path):
+    """from_pretrained would take a part of the layers, and say nothing."""
+    shutil.copytree(os.path.join(llama, 'config'), tmp_path / 'config')
+    with open(tmp_path / 'config' / 'config.json', 'r+', encoding='utf-8') as file:
+        config = json.load(file)
+        config['num_hidden_layers'] = 1
+        file.seek(0)
+        json.dump(config, file)
+        file.truncate()
+    ckptfs.adopt(os.path.join(llama, 'own'), 'own')
+    view = os.path.join(daemon.step_of(ckptfs.mount('--hf-config', tmp_path / 'config'), 'own', 'step-10'), 'view', 'tp1')
+    assert 'huggingface' not in os.listdir(view)
+    said = json.loads(ckptfs.run('explain', view, '--json').stdout)['formats']['huggingface']
+    assert 'has 1 layers, but the step has 2' in said, said
+
+
 def test_a_given_config_settles_the_rules_of_the_family(llama, ckptfs):
     """A mount that adopts is given the config, or the same numbers by hand; DCP needs none."""
     path, config = os.path.join(llama, 'own'), os.path.join(llama, 'config')
