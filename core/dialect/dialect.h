@@ -37,7 +37,7 @@
 
 namespace ckptfs {
 
-// What only the names in `from` say the number of.
+// The axis that has no dimension of its own in `from`: the names there number it.
 enum class Stack : uint8_t { kNone, kExpert, kLayer };
 
 struct MapRule {

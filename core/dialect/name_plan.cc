@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
 
-// What stands before the name that rules see, of a wrapper around all of the model.
+// The prefix before the name that rules see: a wrapper around all of the model adds it.
 std::string_view HeadOf(std::string_view name, std::string_view normalised) {
   return name.ends_with(normalised) ? name.substr(0, name.size() - normalised.size()) : "";
 }

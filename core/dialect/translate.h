@@ -8,8 +8,8 @@
 //   plan        each parameter becomes one of another name, several, or a part of one
 //   compose     each atom by ComposeSource; patterns by the family of the names that it gets
 //
-// What cannot follow its parameter is a refusal by name: a view that left a state out would have a
-// reader begin it anew.
+// A state that cannot follow its parameter is a refusal by name: a view that left it out would have
+// a reader begin it anew.
 //
 // Thread safety: immutable values; pure functions.
 // Lifetime: a translated step is independent of the one that it was made of.
@@ -28,7 +28,7 @@
 
 namespace ckptfs {
 
-// What a table says of a step.
+// The dialect of a step, as a table finds it.
 struct FoundDialect {
   Dialect dialect = Dialect::kAsSource;  // kAsSource: nothing proves one
   bool same = false;                     // names of such models are the same in both
@@ -47,7 +47,7 @@ struct ModelKind {
 FoundDialect FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
                          const ModelKind& kind);
 
-// What a view shows of a step.
+// The part of a step that a view shows.
 enum class Carried : uint8_t {
   kAll,
   kWeights,  // no states, no groups: nothing that only an optimizer has can be in the way

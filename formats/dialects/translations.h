@@ -26,14 +26,14 @@ namespace ckptfs {
 
 class Translations {
  public:
-  // Of what is kept, those used last apart.
+  // Bounds the translations that are kept beside those used last.
   static constexpr uint64_t kKeptBytes = uint64_t{1} << 30;
   static constexpr uint64_t kSaid = 256;  // steps whose dialect is remembered
 
   // `given`: for steps that do not have a config.json (mount --hf-config).
   static Result<std::shared_ptr<Translations>> Make(std::optional<ModelFiles> given);
 
-  // What config, names and shapes prove of the step.
+  // The dialect that config, names and shapes prove.
   FoundDialect Of(const std::shared_ptr<const StepModel>& step);
   // The step in the dialect; itself where it is in it.  Errors as Translate's, and for quantised
   // weights, whose scales have names of their own.

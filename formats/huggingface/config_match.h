@@ -20,7 +20,7 @@
 
 namespace ckptfs::huggingface {
 
-// Who wrote the config.json that is shown.
+// The origin of the config.json that is shown.
 enum class ConfigSource : uint8_t {
   kWithWeights,  // it lies beside weights whose files are called as save_pretrained calls them
   kElsewhere,    // it lies above them, or beside a file of a script; or the user gives it

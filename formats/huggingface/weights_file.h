@@ -40,7 +40,7 @@ struct WeightsFile {
   std::string model;                           // of a torch file: the key of its state_dict
   std::vector<std::string> twins;              // keys of dicts of the same names and shapes
   std::vector<TrainableModule> modules;        // other models beside it
-  // Of a torch file: keys of optimizers, which the step's reader takes or names.
+  // Keys of optimizers in a torch file: the step's reader takes or names them.
   std::vector<std::string> optimizers;
   std::vector<LeftOut> beside;      // parts of a torch file that are not taken
   std::vector<Document> documents;  // parts that are

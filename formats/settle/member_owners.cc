@@ -193,7 +193,7 @@ class Owners {
     return out;
   }
 
-  // What is known of the members, by group; nothing if two have one number.
+  // The members with all that is known of them, by group; nothing if two have one number.
   std::optional<std::vector<std::vector<OptimizerMember>>> MembersOf(size_t optimizer) {
     std::unordered_map<int64_t, OptimizerMember> numbered;
     for (const StateDict::State& state : dict_.states) {

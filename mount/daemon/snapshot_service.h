@@ -69,7 +69,7 @@ class SnapshotService {
   Result<bool> OpenSpool();
   std::unique_ptr<Landing> MakeLanding();
   void KeepHot(const StepRecord& record);
-  // What became of a save.
+  // Takes the outcome of a save.
   void Hear(const StepMaker::News& news);
 
   Store& store_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a daemon says of its snapshots and of the directories that it follows, as JSON: the one
-// place where status becomes text.
+// A daemon's status as JSON, its snapshots and the directories that it follows: the one place
+// where status becomes text.
 //
 // Thread safety: pure functions.
 

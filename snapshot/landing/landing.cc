@@ -219,7 +219,7 @@ void Landing::Entered(Save& save, StepMaker::Entered entered) {
            StepMaker::News{StepMaker::News::What::kPersisted, save.record});
 }
 
-// What waits behind others is shown meanwhile.
+// Shows saves that wait behind others.
 Worker::Time Landing::ShowTurn() {
   Save* save = nullptr;
   {
@@ -338,7 +338,7 @@ void Landing::Conclude(Save& save, LandingEvent event, Status done,
   Signal();
 }
 
-// What hears of it may fail; the save is over all the same.
+// The listener may fail; the save is over all the same.
 void Landing::Tell(const StepMaker::News& news) {
   const Status told = Caught([&]() -> Status {
     options_.steps->Tell(news);

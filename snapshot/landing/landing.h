@@ -112,7 +112,7 @@ class Landing {
   bool TakeWorldsMoved() { return worlds_moved_.exchange(false); }
   // Becomes readable when there is something to take.
   int descriptor() const { return wake_.get(); }
-  // What it was readable for is about to be taken.
+  // Makes it unreadable again: call it before taking.
   void Hear() const;
 
   // ---- jobs of which other daemons have ranks (Worlds)
@@ -155,7 +155,7 @@ class Landing {
     Meets met = Meets::kNothing;
     Tries tries = {};
     StepRecord record = {};  // once it was entered
-    // Of one that others have ranks of:
+    // For a save that other daemons have ranks of:
     int turns = 0;               // in which it was waited for the daemon with rank 0
     int next_look = kFirstLook;  // at all parts of it: in that turn
     std::set<uint32_t> missing = {};

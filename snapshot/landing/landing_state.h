@@ -46,7 +46,7 @@ enum class LandingEvent {
   kLeft,       // the daemon ends, and the spool has it
 };
 
-// What is done next with a save.
+// The next thing to do with a save.
 enum class LandingAction {
   kEnter,
   kPersist,

@@ -51,7 +51,7 @@ struct ReceivedStep {
   Digest life = {};                 // IncomingSteps::LifeOf
 };
 
-// What this daemon's ranks handed over of a step: of all ranks, where it has all of them.
+// The part of a step that this daemon's ranks handed over: all of it, where it has all ranks.
 struct ReceivedPart {
   AttemptName name;  // with the life
   uint64_t step = 0;

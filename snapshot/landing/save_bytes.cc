@@ -47,7 +47,7 @@ class SaveBytes::MovingFile final : public File {
     return file->ReadAt(requests);
   }
 
-  // Of a save that may move maps only a file on a disk: an arena's bytes could not move there, and
+  // A save that may move maps only a file on a disk: an arena's bytes could not move there, and
   // would keep the arena.
   Result<std::shared_ptr<const Mapping>> Map() const override {
     std::shared_ptr<const File> file;

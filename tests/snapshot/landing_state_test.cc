@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What may happen to a save, state by state, and when what failed is tried again.
+// The life of a save, state by state, and the time of the next try after a failure.
 #include "snapshot/landing/landing_state.h"
 
 #include <gtest/gtest.h>

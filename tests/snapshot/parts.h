@@ -51,7 +51,7 @@ class Parts {
     of.spooler = options.spooler;
     of.patience = options.patience;
     of.turn = options.turn;
-    // What fails is tried again when there is a turn.
+    // A try that failed is made again when there is a turn.
     of.retry = {.pause = options.turn, .most = options.turn, .limit = options.limit};
     of.log = [this](std::string_view line) {
       MutexLock lock(mutex_);
@@ -70,7 +70,7 @@ class Parts {
     return std::ranges::find(names, name) != names.end();
   }
   std::vector<std::string> Waiting() const { return landing_->status().steps; }
-  // What was told since the last call.
+  // The outcomes told since the last call.
   Settled Told() const {
     Settled told;
     for (const Landing::Outcome& one : landing_->TakeNews().over) {

@@ -52,7 +52,7 @@ class ReceiverTest : public testing::Test {
                                 sysconf(_SC_CLK_TCK));
   }
 
-  // Of a receiver with a landing of its own, whose saves are kept by this.
+  // Options for a receiver with a landing of its own, whose saves this keeps.
   ReceiverOptions Options() {
     steps_.keep = [this](const SaveBytes& save) { return Keep(save); };
     steps_.stored = [this](const PartAgain&) -> Result<bool> {

@@ -28,7 +28,7 @@ class SavedFile:
     name: str
     pickled: bytes             # b'' of a file that another rank has
     storages: List[Storage] = field(default_factory=list)
-    # Of a file that several ranks have alike: what they compare, and how many they are.
+    # Tensors that several ranks have alike and compare, and the number of those ranks.
     replicated: List[torch.Tensor] = field(default_factory=list)
     replicas: int = 1
 

@@ -176,7 +176,7 @@ TEST(TranslateTest, ThereAndBackIsTheStep) {
       back.parameter(*back.FindParameter("model.layers.0.mlp.experts.gate_up_proj"));
   EXPECT_EQ(stacked.stacked_experts, kExperts);
   EXPECT_FALSE(stacked.expert.has_value());
-  // What is in a dialect already is itself.
+  // A step that is in the dialect already is itself.
   EXPECT_EQ(To(back, Dialect::kHf5).value()->parameters.size(), back.parameters.size());
 }
 
