@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/device_error.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -82,9 +83,7 @@ Status CheckPlainPath(std::string_view path) {
 Result<std::optional<EntryStat>> StatIfThere(const Root& root, std::string_view path) {
   auto found = root.Stat(path);
   if (found) return std::optional(*std::move(found));
-  const ErrorCode code = found.error().code;
-  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted)
-    return Fail(std::move(found).error());
+  if (IsOfDevice(found.error())) return Fail(std::move(found).error());
   return std::optional<EntryStat>();
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/device_error.h"
 #include "core/base/json_text.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
@@ -92,8 +93,7 @@ class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
 Result<std::optional<std::string>> ReadSmallFile(const Root& root, const std::string& path) {
   auto text = ReadWhole(root, path, kMaxFile);
   if (text) return std::optional(*std::move(text));
-  const ErrorCode code = text.error().code;
-  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(std::move(text).error());
+  if (IsOfDevice(text.error())) return Fail(std::move(text).error());
   return std::optional<std::string>();  // kDataLoss, too: it is being written
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "core/base/device_error.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/state/model_choice.h"
@@ -32,12 +33,6 @@ std::optional<uint64_t> Digits(std::string_view text) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   const bool all = code == std::errc() && end == text.data() + text.size() && !text.empty();
   return all ? std::optional(number) : std::nullopt;
-}
-
-// True if the disk or the process failed, which says nothing of the file.
-bool IsOfDevice(const Result<bool>& asked) {
-  return !asked &&
-         (asked.error().code == ErrorCode::kIo || asked.error().code == ErrorCode::kExhausted);
 }
 
 // The rank of "__3.metadata".
@@ -92,7 +87,7 @@ Result<PartFiles> PartOf(const Root& root, const std::string& directory,
   if (out.Any() || safetensors.empty()) return out;
   // A file that is broken, or goes away, is reported by the source that reads it otherwise.
   const auto sharded = IsShard(root, JoinPath(directory, safetensors.front()));
-  if (IsOfDevice(sharded)) return Fail(Error(sharded.error()));
+  if (!sharded && IsOfDevice(sharded.error())) return Fail(Error(sharded.error()));
   if (sharded && *sharded) out.shards = std::move(safetensors);
   return out;
 }
@@ -129,7 +124,7 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
   }
   if (all.empty()) return out;
   const auto sharded = IsShard(root, JoinPath(directory, all.front()));
-  if (IsOfDevice(sharded)) return Fail(Error(sharded.error()));
+  if (!sharded && IsOfDevice(sharded.error())) return Fail(Error(sharded.error()));
   if (sharded && *sharded) {
     out.shards = std::move(all);
     return out;

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "core/base/device_error.h"
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
@@ -108,9 +109,7 @@ Result<std::string> ConfiguredWeights(const Root& root, const std::string& direc
   CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(root, path));
   const auto text = there ? ReadWhole(root, path, kMaxConfigBytes) : Result<std::string>("");
   // A config that is not one is told where it is carried; a disk that fails is an error here.
-  const bool failed =
-      !text && (text.error().code == ErrorCode::kIo || text.error().code == ErrorCode::kExhausted);
-  if (failed) return Fail(Error(text.error()));
+  if (!text && IsOfDevice(text.error())) return Fail(Error(text.error()));
   const auto facts = text ? ReadConfigFacts(*text) : Result<ConfigFacts>(ConfigFacts{});
   if (!facts) return std::string();
   const std::string& name = facts->weights;
@@ -397,9 +396,7 @@ Status Reader::AddModules(StateDict& dict) const {
     if (!name.starts_with("custom_checkpoint_") || !name.ends_with(".pkl")) continue;
     auto opened = candidate_.root->Open(JoinPath(files_.directory, name));
     const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(Error(opened.error()));
-    const bool failed = !file && (file.error().code == ErrorCode::kIo ||
-                                  file.error().code == ErrorCode::kExhausted);
-    if (failed) return Fail(Error(file.error()));
+    if (!file && IsOfDevice(file.error())) return Fail(Error(file.error()));
     if (!file) continue;  // no tensors of a state dict
     for (TrainableModule& module : TorchState(file->root()).Modules()) {
       module.key = module.key.empty() ? name : StrCat(name, ": ", module.key);

@@ -2,6 +2,7 @@
 
 #include "formats/torch/file_records.h"
 
+#include "core/base/device_error.h"
 #include "core/io/file_range.h"
 #include "formats/torch/torch_file.h"
 
@@ -21,8 +22,7 @@ std::vector<FileRecord> RecordsOfArchive(const ZipArchive& archive) {
 Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file) {
   const auto archive = ZipArchive::Open(FileRange(*file));
   if (archive) return RecordsOfArchive(*archive);
-  const ErrorCode code = archive.error().code;  // of a disk that fails, which says nothing of it
-  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(Error(archive.error()));
+  if (IsOfDevice(archive.error())) return Fail(Error(archive.error()));
   if (file->name().ends_with(".pt")) {
     CKPT_RETURN_IF_ERROR(TorchFile::Open(file));  // a legacy one, or why not
   }

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "core/base/device_error.h"
 #include "core/base/strings.h"
 #include "core/commit/spool.h"
 #include "core/io/file_storage.h"
@@ -67,9 +68,8 @@ Result<bool> SnapshotService::OpenSpool() {
   CKPT_ASSIGN_OR_RETURN(const std::string format,
                         ReadWhole(*store_.storage(), "format", kRecordMaxBytes));
   auto opened = Spool::Open(request_.spool, format);
-  const ErrorCode code = opened ? ErrorCode::kInternal : opened.error().code;
-  if (!opened && code == ErrorCode::kExists) return false;
-  if (!opened && (code == ErrorCode::kIo || code == ErrorCode::kExhausted)) {
+  if (!opened && opened.error().code == ErrorCode::kExists) return false;
+  if (!opened && IsOfDevice(opened.error())) {
     Log(LogLevel::kWarning, StrCat("the spool cannot be used: ", opened.error().message));
     return true;
   }
