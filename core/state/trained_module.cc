@@ -26,7 +26,6 @@ constexpr auto kCommonWords = std::to_array<std::string_view>(
 constexpr auto kCopyWords = std::to_array<std::string_view>(
     {"best", "old", "prev", "previous", "last", "init", "initial", "copy", "ref", "reference",
      "backup", "frozen", "snapshot", "base", "pretrained"});
-constexpr std::string_view kIsOf = "it is the optimizer of ";
 constexpr size_t kShortest = 3;  // of a word that may be cut: "disc", "discriminator"
 
 // The words of a key that say whose a part is: {"critic"} of "critic_optim".
@@ -56,21 +55,18 @@ bool IsSameWord(std::string_view a, std::string_view b) {
   return a == b || ((a.size() == 1 || a.size() >= kShortest) && b.starts_with(a));
 }
 
-// The words of one key that another has, too.
-std::set<std::string> Shared(const std::set<std::string>& words, const std::set<std::string>& in) {
-  std::set<std::string> shared;
-  for (const std::string& word : words) {
-    const bool has = std::ranges::any_of(in, [&](auto& one) { return IsSameWord(word, one); });
-    if (has) shared.insert(word);
-  }
-  return shared;
+// The number of words of one key that another has, too.
+size_t SharedWords(std::string_view key, std::string_view other) {
+  const std::set<std::string> in = WordsOf(other);
+  return static_cast<size_t>(std::ranges::count_if(WordsOf(key), [&](const std::string& word) {
+    return std::ranges::any_of(in, [&](auto& one) { return IsSameWord(word, one); });
+  }));
 }
 
 // Members that fit a module: those of a name by that, others by a shape that is left.
 struct Fit {
   size_t members = 0;
   bool exact = false;  // each of its tensors has a member
-  bool operator==(const Fit&) const = default;
   auto operator<=>(const Fit&) const = default;
 };
 
@@ -138,39 +134,35 @@ bool AreTwins(const TrainableModule& a, const TrainableModule& b) {
   return ShapesOf(a) == ShapesOf(b);
 }
 
-bool IsAnothers(std::string_view why) { return why.starts_with(kIsOf); }
-
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other) {
   return !IsAverageKey(other.key) && !(IsCopyKey(other.key) && AreTwins(model, other));
 }
 
-std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModule& model,
-                          std::span<const TrainableModule> others) {
+OptimizerOwner OwnerOf(const OptimizerOfState& optimizer, const TrainableModule& model,
+                       std::span<const TrainableModule> others) {
   const Fit own = FitOf(optimizer.members, model);
-  const auto shares = [&](std::string_view key, const TrainableModule& module) {
-    return Shared(WordsOf(key), WordsOf(module.key)).size();
-  };
   for (const TrainableModule& other : others) {
     if (!MayBeTrained(model, other)) continue;
     const Fit fit = FitOf(optimizer.members, other);
     // A few names that other modules have, too ("conv1.weight"), tell nothing.
     const bool few = 2 * fit.members < optimizer.members.size();
     if (fit.members == 0 || few || fit < own) continue;
-    const std::string its = StrCat(kIsOf, Quoted(other.key));
-    if (fit > own) return its;
-    const size_t with_model = shares(optimizer.key, model);
-    const size_t with_other = shares(optimizer.key, other);
-    if (with_model < with_other) return its;
+    const size_t with_model = SharedWords(optimizer.key, model.key);
+    const size_t with_other = SharedWords(optimizer.key, other.key);
+    if (fit > own || with_model < with_other) {
+      return {TrainedModule::kAnother, StrCat("it is the optimizer of ", Quoted(other.key))};
+    }
     const bool served = std::ranges::any_of(optimizer.beside, [&](std::string_view key) {
-      return shares(key, other) > shares(key, model);
+      return SharedWords(key, other.key) > SharedWords(key, model.key);
     });
     const bool plain = WordsOf(optimizer.key).empty();
     const bool pair = plain && WordsOf(model.key).empty() && AreTwins(model, other);
     if (with_model == with_other && !pair && !(served && plain)) {
-      return StrCat("it may as well be the optimizer of ", Quoted(other.key));
+      return {TrainedModule::kUnknown,
+              StrCat("it may as well be the optimizer of ", Quoted(other.key))};
     }
   }
-  return "";
+  return {};
 }
 
 }  // namespace ckptfs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A saved state may have other modules beside the model: a critic, a head, a criterion, each a
-// dict of tensors.  TrainsAnother tells whether an optimizer trains one of them rather than the
+// dict of tensors.  OwnerOf tells whether an optimizer trains one of them rather than the
 // model.  Its members' names, and the shapes that their states tell, count; the module to which
 // most members fit is the optimizer's.  Of those to which as many fit, in this order:
 //
@@ -20,6 +20,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,11 +61,19 @@ bool AreTwins(const TrainableModule& a, const TrainableModule& b);
 // True if an optimizer may train the other module besides the model.
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other);
 
-// True for a reason that names the optimizer's module, and not only one that may be.
-bool IsAnothers(std::string_view why);
+// The module that an optimizer trains, as far as members and keys tell.
+enum class TrainedModule : uint8_t {
+  kModel,
+  kAnother,
+  kUnknown,  // the model or another
+};
 
-// Why the optimizer is not the model's; "" if it is.
-std::string TrainsAnother(const OptimizerOfState& optimizer, const TrainableModule& model,
-                          std::span<const TrainableModule> others);
+struct OptimizerOwner {
+  TrainedModule module = TrainedModule::kModel;
+  std::string why = {};  // why not kModel
+};
+
+OptimizerOwner OwnerOf(const OptimizerOfState& optimizer, const TrainableModule& model,
+                       std::span<const TrainableModule> others);
 
 }  // namespace ckptfs

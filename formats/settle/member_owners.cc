@@ -43,18 +43,21 @@ class Owners {
     size_t numbered = 0;
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) numbered += HasNumbers(o);
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
-      if (const std::string why = WhyAnothers(o); !why.empty()) {
+      if (const OptimizerOwner owner = Owner(o); owner.module != TrainedModule::kModel) {
         out_.of_others.insert(o);
-        LeaveOutOfAnother(o, why);
+        // An optimizer that may be the model's is missing from it; another module's is not.
+        const bool another = owner.module == TrainedModule::kAnother;
+        LeaveOutAll(another ? LeftOutPart::kDocument : LeftOutPart::kOptimizer, o, owner.why,
+                    kOther);
         continue;
       }
       if (AreAllNames(o)) continue;
       if (numbered > 1 && HasNumbers(o)) {
-        LeaveOutAll(o,
+        LeaveOutAll(LeftOutPart::kOptimizer, o,
                     StrCat(numbered,
                            " optimizers number their parameters, but --parameter-order "
                            "is for one optimizer only"),
-                    std::string(kAlone));
+                    kAlone);
         continue;
       }
       CKPT_RETURN_IF_ERROR(Decide(o));
@@ -63,9 +66,10 @@ class Owners {
   }
 
  private:
-  TrainableModule Model(size_t optimizer) const {
+  // The model with the parameters at `places` of its tensors.
+  TrainableModule ModelOf(const std::vector<size_t>& places) const {
     TrainableModule model{dict_.model, {}};
-    for (const size_t i : Trainable(optimizer)) {
+    for (const size_t i : places) {
       model.parameters.push_back({dict_.tensors[i].name, dict_.tensors[i].shape});
     }
     return model;
@@ -92,9 +96,8 @@ class Owners {
     return members;
   }
 
-  // Why an optimizer trains another module of the state, as far as its members tell; else "".
-  std::string WhyAnothers(size_t optimizer) {
-    if (dict_.modules.empty() || !options_.parameter_order.empty()) return "";  // the user's word
+  OptimizerOwner Owner(size_t optimizer) {
+    if (dict_.modules.empty() || !options_.parameter_order.empty()) return {};  // the user's word
     std::map<int64_t, std::string_view> names;  // of members with both
     for (const size_t g : groups_[optimizer]) {
       for (const auto& member : dict_.groups[g].members) {
@@ -116,7 +119,7 @@ class Owners {
     for (const StateDict::Optimizer& other : dict_.optimizers) {
       if (&other != &of) asked.beside.push_back(other.key);
     }
-    return TrainsAnother(asked, Model(optimizer), dict_.modules);
+    return OwnerOf(asked, ModelOf(Trainable(optimizer)), dict_.modules);
   }
 
   // Parameters of other modules that the optimizer may train, too.
@@ -157,17 +160,10 @@ class Owners {
     return true;
   }
 
-  void LeaveOutAll(size_t optimizer, std::string why, std::string remedy) {
+  void LeaveOutAll(LeftOutPart part, size_t optimizer, std::string_view why,
+                   std::string_view remedy) {
     const auto& of = dict_.optimizers[optimizer];
-    LeaveOut(header_,
-             {LeftOutPart::kOptimizer, of.what, std::move(why) + of.shown, std::move(remedy)});
-  }
-
-  // An optimizer that may be the model's is missing from it; another module's is not.
-  void LeaveOutOfAnother(size_t optimizer, const std::string& why) {
-    const auto& of = dict_.optimizers[optimizer];
-    const LeftOutPart part = IsAnothers(why) ? LeftOutPart::kDocument : LeftOutPart::kOptimizer;
-    LeaveOut(header_, {part, of.what, why + of.shown, std::string(kOther)});
+    LeaveOut(header_, {part, of.what, StrCat(why, of.shown), std::string(remedy)});
   }
 
   // The tensors that an optimizer may have; one that it names, whatever that looks like.
@@ -220,28 +216,27 @@ class Owners {
     const auto& of = dict_.optimizers[optimizer];
     const std::vector<size_t>& groups = groups_[optimizer];
     const std::vector<size_t> places = Trainable(optimizer);
-    std::vector<OwnableParameter> parameters;
-    for (const size_t i : places) {
-      parameters.push_back({dict_.tensors[i].name, dict_.tensors[i].shape});
-    }
+    const TrainableModule model = ModelOf(places);
     const auto members = MembersOf(optimizer);
     if (!members) {
-      LeaveOutAll(optimizer, "two of its parameters have one number", std::string(kAlone));
+      LeaveOutAll(LeftOutPart::kOptimizer, optimizer, "two of its parameters have one number",
+                  kAlone);
       return {};
     }
-    OwnershipQuestion question{parameters, *members, {}, options_.parameter_order, {}, {}};
+    OwnershipQuestion question{model.parameters, *members, {}, options_.parameter_order, {}, {}};
     question.second_names.insert(dict_.second_names.begin(), dict_.second_names.end());
     if (of.rule) {
       std::vector<std::string> hyper_parameters;
       for (const size_t g : groups) hyper_parameters.push_back(dict_.groups[g].hyper_parameters);
-      question.rule = of.rule(hyper_parameters, parameters);
+      question.rule = of.rule(hyper_parameters, model.parameters);
     }
     question.masters = of.masters;
-    const std::vector<OwnableParameter> elsewhere = Elsewhere({dict_.model, parameters});
+    const std::vector<OwnableParameter> elsewhere = Elsewhere(model);
     question.elsewhere = elsewhere;
     CKPT_ASSIGN_OR_RETURN(const StateOwners owners, DecideOwners(question));
     if (!owners.why.empty()) {
-      LeaveOutAll(optimizer, StrCat("it numbers its parameters, but ", owners.why), owners.remedy);
+      LeaveOutAll(LeftOutPart::kOptimizer, optimizer,
+                  StrCat("it numbers its parameters, but ", owners.why), owners.remedy);
       return {};
     }
     bool any = groups.empty();

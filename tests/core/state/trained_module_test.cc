@@ -107,9 +107,9 @@ TEST(TrainedModuleTest, SaysWhoseAnOptimizerIs) {
   for (const Case& one : kCases) {
     SCOPED_TRACE(one.about);
     const std::vector<TrainableModule> others{Of(one.other_key, one.other)};
-    const std::string why =
-        TrainsAnother({one.optimizer, Members(one.members, one.named), one.beside},
-                      Of(one.model_key, one.model), others);
+    const std::string why = OwnerOf({one.optimizer, Members(one.members, one.named), one.beside},
+                                    Of(one.model_key, one.model), others)
+                                .why;
     if (one.why.empty()) {
       EXPECT_THAT(why, IsEmpty());
     } else {
@@ -119,8 +119,10 @@ TEST(TrainedModuleTest, SaysWhoseAnOptimizerIs) {
 }
 
 TEST(TrainedModuleTest, WithoutOtherModulesItIsTheModels) {
-  EXPECT_EQ(TrainsAnother({"critic_optim", Members(kValue, true), {}}, Of("model", kPolicy), {}),
-            "");
+  const OptimizerOwner owner =
+      OwnerOf({"critic_optim", Members(kValue, true), {}}, Of("model", kPolicy), {});
+  EXPECT_EQ(owner.module, TrainedModule::kModel);
+  EXPECT_EQ(owner.why, "");
 }
 
 }  // namespace
