@@ -81,14 +81,14 @@ class Planner {
     return {};
   }
 
-  Status Rename(ParameterIndex p, const RuleSide& side, const std::string& head) {
+  // The name on the other side, of a rule that changes nothing else.
+  std::string OtherName(const RuleSide& side, std::string_view head) const {
     const NameTemplate& to = from_files_ ? *side.rule->to : side.rule->from.front();
-    RenamedTensor tensor{StrCat(head, *to.Render(side.holes, std::nullopt)),
-                         step_.parameter(p).shape,
-                         {p},
-                         {},
-                         side.rule,
-                         0,
+    return StrCat(head, *to.Render(side.holes, std::nullopt));
+  }
+
+  Status Rename(ParameterIndex p, const RuleSide& side, const std::string& head) {
+    RenamedTensor tensor{OtherName(side, head), step_.parameter(p).shape, {p}, {}, side.rule, 0,
                          side.holes.expert};
     Push(std::move(tensor));
     return {};
@@ -193,8 +193,7 @@ class Planner {
     const std::string normalised = NormaliseName(alias);
     const auto side = Find(normalised);
     if (!side || !side->rule->IsWhole()) return alias;
-    const NameTemplate& to = from_files_ ? *side->rule->to : side->rule->from.front();
-    return StrCat(HeadOf(alias, normalised), *to.Render(side->holes, std::nullopt));
+    return OtherName(*side, HeadOf(alias, normalised));
   }
 
   const StepModel& step_;

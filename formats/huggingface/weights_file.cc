@@ -40,12 +40,14 @@ Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) 
   return ParseSafetensorsHeader(head, file->size());
 }
 
+bool IsOptimizers(const StoredWeight& weight) { return !OptimizerPrefixOf(weight.name).empty(); }
+
 // The parts of a state that its script flattened into one file, where an optimizer's keys stand
 // beside the model's: by the first words of their keys.
 std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
   std::map<std::string, ModelCandidate> parts;
   for (const StoredWeight& weight : file.weights) {
-    if (!OptimizerPrefixOf(weight.name).empty()) continue;
+    if (IsOptimizers(weight)) continue;
     const size_t dot = std::min(weight.name.find('.'), weight.name.size());
     const bool word = dot < weight.name.size();
     ModelCandidate& part = parts[word ? weight.name.substr(0, dot) : ""];
@@ -63,10 +65,7 @@ std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
 
 // Keeps the model of a flattened state, and names what else is in its file.
 Status KeepModel(std::string_view asked, WeightsFile& file) {
-  const auto is_optimizers = [](const StoredWeight& weight) {
-    return !OptimizerPrefixOf(weight.name).empty();
-  };
-  if (std::ranges::none_of(file.weights, is_optimizers)) {
+  if (std::ranges::none_of(file.weights, IsOptimizers)) {
     if (asked.empty()) return {};
     return Fail(ErrorCode::kInvalid,
                 StrCat("--model ", asked, ": a safetensors file has one model"));
@@ -79,7 +78,7 @@ Status KeepModel(std::string_view asked, WeightsFile& file) {
   if (!prefix.empty()) file.aliases.clear();  // of names that the model does not have
   std::vector<StoredWeight> kept;
   for (StoredWeight& weight : file.weights) {
-    const bool optimizer = !OptimizerPrefixOf(weight.name).empty();
+    const bool optimizer = IsOptimizers(weight);
     const size_t dot = weight.name.find('.');
     const bool own = file.model.empty() ? dot == weight.name.npos : weight.name.starts_with(prefix);
     if (!optimizer && own) {
