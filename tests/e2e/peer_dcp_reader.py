@@ -2,7 +2,8 @@
 """Loads the step that machines hold in memory by torch.distributed.checkpoint, each weight cut
 over the ranks by its rows, and compares all of it.
 
-Usage: peer_dcp_reader.py STORE TRUTH WORLD PORT; prints `equal` for each rank.
+Usage: peer_dcp_reader.py STORE TRUTH WORLD PORT; prints `equal` and the number of ranks, if all of
+them loaded and found it so.
 """
 import sys
 
@@ -46,14 +47,14 @@ def _load(rank, store, truth, world, port):
     state_dict = _state_dict(truth, init_device_mesh('cpu', (world,)))
     dcp.load(state_dict, checkpoint_id=f'ckptfs://{store}/job/memory')
     assert_equal(_found(state_dict), truth)
-    print('equal', flush=True)
     dist.destroy_process_group()
 
 
 def main():
-    """Starts the ranks."""
+    """Starts the ranks.  One that differs, or ends, is an exception here."""
     store, truth, world, port = sys.argv[1:]
     torch.multiprocessing.spawn(_load, (store, truth, int(world), int(port)), nprocs=int(world))
+    print('equal', world)
 
 
 if __name__ == '__main__':

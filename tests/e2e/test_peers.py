@@ -264,7 +264,7 @@ def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
     assert helper.recover() == 'job/memory/0'
     two.assert_equal(helper, 0)
     for world in (1, 2):
-        assert two.dcp_load(helper, 0, world) == ['equal'] * world
+        assert two.dcp_load(helper, 0, world) == ['equal', str(world)]
     assert durable_steps(ckptfs) == []
     done = subprocess.run([*helper.enter(), os.path.abspath(BIN), 'mount', '--store', ckptfs.store, '--protect', 'copy',
                            '--foreground', helper.mountpoint], capture_output=True, text=True, check=False)
