@@ -3,6 +3,7 @@
 #include "core/state/ownership.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -440,6 +441,14 @@ class Decider {
 };
 
 }  // namespace
+
+std::optional<int64_t> MemberNumber(std::string_view text) {
+  if (text.empty() || !IsDigit(text.front())) return std::nullopt;  // from_chars takes a sign
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [last, code] = std::from_chars(text.data(), end, number);
+  return code == std::errc() && last == end ? std::optional(number) : std::nullopt;
+}
 
 Result<StateOwners> DecideOwners(const OwnershipQuestion& question) {
   return Decider(question).Run();

@@ -29,6 +29,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
@@ -90,6 +91,10 @@ struct StateOwners {
   std::string why;     // nothing proves the members without names; else empty
   std::string remedy;  // says what the user can do about it
 };
+
+// The number that a text is.  Scripts write an optimizer's numbers as texts, and parameters may be
+// called "0", "1": where all texts that mean an optimizer's members are numbers, none is a name.
+std::optional<int64_t> MemberNumber(std::string_view text);
 
 // Errors are those of `masters`.
 Result<StateOwners> DecideOwners(const OwnershipQuestion& question);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/ownership.h"
 #include "core/tensor/cast.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
@@ -119,6 +120,13 @@ Result<std::optional<Members>> ObjectReader::MembersOf(KeyedEntry entry) {
     const auto number = list.at(i).Int();
     if (name) members.names.emplace_back(*name);
     if (number && *number >= 0) members.numbers.push_back(static_cast<uint64_t>(*number));
+  }
+  const auto number = [](const std::string& name) { return MemberNumber(name).has_value(); };
+  if (members.numbers.empty() && std::ranges::all_of(members.names, number)) {
+    for (const std::string& name : members.names) {
+      members.numbers.push_back(static_cast<uint64_t>(*MemberNumber(name)));
+    }
+    members.names.clear();
   }
   const size_t most = std::max(members.names.size(), members.numbers.size());
   return most == list.size() ? std::optional(std::move(members)) : none;

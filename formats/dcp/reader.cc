@@ -3,7 +3,6 @@
 #include "formats/dcp/reader.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -198,10 +197,7 @@ void Reader::NumberOwners() {
   for (StateDict::State& state : dict_.states) {
     const auto* const name = std::get_if<std::string>(&state.owner);
     if (name == nullptr || named.contains({state.optimizer, *name})) continue;
-    int64_t number = 0;
-    const char* const end = name->data() + name->size();
-    const auto [last, code] = std::from_chars(name->data(), end, number);
-    if (code == std::errc() && last == end && number >= 0) state.owner = number;
+    if (const auto number = MemberNumber(*name)) state.owner = *number;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
+#include "core/state/ownership.h"
 #include "formats/dcp/model_keys.h"
 
 namespace ckptfs::dcp {
@@ -63,6 +64,7 @@ class KeyReader {
     if (with_optimizers_) {
       SetNamelessApart();
       CollectExact();
+      CollectNamed();
       for (const Inside& key : inside_) AddOfOptimizer(key);
     }
     return std::move(out_);
@@ -96,6 +98,7 @@ class KeyReader {
   void SetNamelessApart();
   void AddWeights();
   void CollectExact();
+  void CollectNamed();
   std::string OptimizerName(std::string_view prefix) const;
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
   std::optional<std::pair<std::string, std::string>> LiveNameAndRest(std::string_view text);
@@ -113,6 +116,7 @@ class KeyReader {
   std::vector<size_t> weights_;       // tensors of the model, rising
   std::set<std::string_view> names_;  // of weights
   std::set<std::string> exact_;       // weights that optimizers' keys name as the model does
+  std::set<std::string_view> named_;  // prefixes: keys of hyper-parameters name parameters
 };
 
 // Told by a word, or by states and groups that stand beside each other.  A state dict may be
@@ -250,6 +254,17 @@ void KeyReader::CollectExact() {
   }
 }
 
+// "param_groups.0.lr" is of the parameter "0" in torch's flattened state, and of the first group in
+// one that a script flattened.  It is of a parameter where others of its optimizer are not numbers.
+void KeyReader::CollectNamed() {
+  for (const Inside& key : inside_) {
+    if (!key.rest.starts_with(kGroups)) continue;
+    const std::string_view rest = key.rest.substr(kGroups.size());
+    const auto found = NameAndRest(rest);
+    if (!MemberNumber(found ? found->first : FirstWord(rest))) named_.insert(key.prefix);
+  }
+}
+
 // The same, also by the name that a live module has for a weight, unless other keys have the
 // weight's own; the longest name of either.
 std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
@@ -323,7 +338,8 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
   out.optimizer = OptimizerName(key.prefix);
   out.entry = key.entry;
   const auto group = Number(FirstWord(rest));
-  const auto found = IsOfGroup(PathOf(key.entry)) ? std::nullopt : LiveNameAndRest(rest);
+  auto found = IsOfGroup(PathOf(key.entry)) ? std::nullopt : LiveNameAndRest(rest);
+  if (found && MemberNumber(found->first) && !named_.contains(key.prefix)) found.reset();
   if (found) {
     out.parameter = found->first;
     out.key = found->second;

@@ -27,14 +27,27 @@ std::map<std::string, int64_t> NumberNames(PickleRef groups, TorchOptimizer& out
   return numbers;
 }
 
+// True if a member's key is a text that is not a number.
+bool HasNames(PickleRef groups, const TorchOptimizer& torch) {
+  for (size_t g = 0; g < torch.groups.size(); ++g) {
+    const PickleRef members = groups.at(g)["params"];
+    for (size_t i = 0; i < torch.groups[g].members.size(); ++i) {
+      const auto key = members.at(i).String();
+      if (key && !MemberNumber(*key)) return true;
+    }
+  }
+  return false;
+}
+
 Status ReadNames(PickleRef groups, CopyBudget& budget, TorchOptimizer& out) {
+  const bool names = HasNames(groups, out);
   for (size_t g = 0; g < out.groups.size(); ++g) {
     out.names.emplace_back();
     const PickleRef given = groups.at(g)["param_names"];
     const PickleRef members = groups.at(g)["params"];
     for (size_t i = 0; i < out.groups[g].members.size(); ++i) {
-      const auto key = members.at(i).String();
-      const auto name = key ? key : given && given.IsSequence() ? given.at(i).String() : key;
+      auto name = names ? members.at(i).String() : std::nullopt;
+      if (!name && given && given.IsSequence()) name = given.at(i).String();
       CKPT_RETURN_IF_ERROR(budget.Charge(name.value_or("").size()));
       if (name) out.names.back().emplace_back(*name);
     }
@@ -92,7 +105,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
     auto number = key.Int();
     if (const auto name = key.String()) {
       const auto known = numbers.find(std::string(*name));
-      if (known != numbers.end()) number = known->second;
+      number = known != numbers.end() ? known->second : MemberNumber(*name);
     }
     const bool known = number && members.contains(*number);
     if (!known || !value.IsDict()) {

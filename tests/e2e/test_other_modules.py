@@ -153,6 +153,45 @@ def test_numbers_that_look_like_names(ckptfs, tmp_path):
     check(ckptfs, 'run', module, moments(module, optimizer))
 
 
+def flattened(value, path=''):
+    """As a script does it: texts of keys and places, joined by dots."""
+    if not isinstance(value, (dict, list)) or not value:
+        return {path: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {name: inner for key, one in items for name, inner in flattened(one, f'{path}.{key}').items()}
+
+
+LIST = nn.ParameterList([nn.Parameter(torch.randn(4, 4)) for _ in range(3)])
+FIRST_LAST = trained(nn.ParameterList([LIST[2], LIST[0], LIST[1]]))
+
+
+@pytest.mark.parametrize('groups', ['whole', 'without_params', 'one_a_parameter'])
+@pytest.mark.parametrize('form', ['dcp', 'dcp_nested', 'torch', 'torch_states'])
+def test_numbers_that_a_script_wrote_as_texts(ckptfs, tmp_path, form, groups):
+    """Its model's parameters are called "0", "1", "2", and the optimizer had them in another order."""
+    state = FIRST_LAST.state_dict()
+    if groups == 'one_a_parameter':
+        state['param_groups'] = [{**state['param_groups'][0], 'params': [i]} for i in range(3)]
+    if groups == 'without_params' and form.startswith('dcp'):
+        for group in state['param_groups']:
+            del group['params']
+    texts = {**state, 'state': {str(number): one for number, one in state['state'].items()}}
+    if form != 'torch_states':
+        texts['param_groups'] = [{**one, 'params': [str(i) for i in one['params']]} if 'params' in one else one
+                                 for one in state['param_groups']]
+    if form.startswith('torch'):
+        torch.save({'model': LIST.state_dict(), 'optimizer': texts}, tmp_path / 'ckpt.pt')
+        said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run').stderr
+    else:
+        whole = {'model': LIST.state_dict(), 'optim': texts}
+        if form == 'dcp':
+            whole = {key[1:]: value for key, value in flattened(whole).items()}
+        dcp.save(whole, checkpoint_id=str(tmp_path / 'run' / 'step-1'), no_dist=True)
+        said = ckptfs.adopt(tmp_path / 'run', 'run').stderr
+    check(ckptfs, 'run', LIST, {})
+    assert 'optimizer' in said, said
+
+
 def test_two_models_of_accelerate(ckptfs, tmp_path):
     """FSDP's folders are numbered as the models were prepared: the first is the step's."""
     for number, module in enumerate((EVEN, OTHER)):
