@@ -17,15 +17,10 @@
 #include <string_view>
 
 #include "core/base/result.h"
+#include "core/state/state_dict.h"
 #include "formats/deepspeed/model_states.h"
 
 namespace ckptfs::deepspeed {
-
-// The expert number of a name and the byte offset at which it stands.
-struct ExpertNumber {
-  uint32_t number = 0;
-  uint32_t at = 0;
-};
 
 // Nothing if the name is not an expert's.
 std::optional<ExpertNumber> ExpertOf(std::string_view name);

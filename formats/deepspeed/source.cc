@@ -17,7 +17,6 @@ using deepspeed::RankKey;
 using deepspeed::StepFiles;
 using deepspeed::native::Named;
 using deepspeed::native::Parsed;
-using deepspeed::native::Sharded;
 
 Result<bool> IsTag(const Root& root, const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(root, directory));
@@ -69,8 +68,7 @@ class DeepSpeedSource : public Source {
                           deepspeed::Register(step, options, std::move(files), order, assembler));
     CKPT_ASSIGN_OR_RETURN(const Parsed parsed, deepspeed::native::Parse(tag));
     CKPT_ASSIGN_OR_RETURN(const Named named, Name(tag, parsed));
-    CKPT_ASSIGN_OR_RETURN(const Sharded sharded, Shard(tag, parsed, named));
-    return Place(tag, parsed, named, sharded, std::move(assembler));
+    return Place(tag, parsed, named, std::move(assembler));
   }
 
  private:

@@ -47,8 +47,7 @@ class DeepSpeedUniversalSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const auto listed,
                           deepspeed::universal::List(step, options, std::move(files), assembler));
     CKPT_ASSIGN_OR_RETURN(const auto parsed, Parse(listed));
-    CKPT_ASSIGN_OR_RETURN(const auto sharded, Shard(listed, parsed));
-    return Place(listed, parsed, sharded, std::move(assembler));
+    return Place(listed, parsed, std::move(assembler));
   }
 
  private:

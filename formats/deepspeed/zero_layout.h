@@ -17,17 +17,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
-#include <vector>
 
 #include "core/base/result.h"
 
 namespace ckptfs::deepspeed {
 
-// Elements [begin, end) of parameter `member` of the group lie in the
-// partition of `rank` from `at` on.
+// Elements [begin, end) of a parameter lie in the partition of `rank` from `at` on.
 struct ZeroSpan {
-  uint32_t member = 0;
   uint32_t rank = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -36,14 +32,11 @@ struct ZeroSpan {
 
 using ZeroVisitor = std::function<Status(const ZeroSpan&)>;
 
-// `paddings` (per parameter, elements after it) may be empty.  Calls in
-// member order, ranks ascending, up to the first that fails.  kInvalid if the
-// partitions are too small.
-Status VisitFlatGroup(std::span<const uint64_t> members, std::span<const uint64_t> paddings,
-                      uint64_t partition, uint32_t ranks, const ZeroVisitor& visit);
-
-// The size of a stage-3 sub-group's partition is returned.
-Result<uint64_t> VisitSubGroup(std::span<const uint64_t> members, uint32_t ranks,
-                               const ZeroVisitor& visit);
+// The spans of a parameter of `elements`, ranks ascending, up to the first that fails.
+// Stages 1, 2: it begins at element `start` of the group.  REQUIRES: the partitions hold it.
+Status VisitFlatMember(uint64_t start, uint64_t elements, uint64_t partition,
+                       const ZeroVisitor& visit);
+// Stage 3: its slices begin at element `at` of each rank's sub-group.
+Status VisitSlices(uint64_t elements, uint32_t ranks, uint64_t at, const ZeroVisitor& visit);
 
 }  // namespace ckptfs::deepspeed

@@ -185,9 +185,8 @@ Result<StepModel> ReadDeepSpeedFiles(const std::shared_ptr<const Root>& root,
     return Refuse("no rank has its part of the optimizer");
   }
   CKPT_ASSIGN_OR_RETURN(const auto named, deepspeed::native::Name(tag, parsed));
-  CKPT_ASSIGN_OR_RETURN(const auto sharded, deepspeed::native::Shard(tag, parsed, named));
-  CKPT_ASSIGN_OR_RETURN(
-      StepModel model, deepspeed::native::Place(tag, parsed, named, sharded, std::move(assembler)));
+  CKPT_ASSIGN_OR_RETURN(StepModel model,
+                        deepspeed::native::Place(tag, parsed, named, std::move(assembler)));
   model.iteration = ranks.front().entry->step;
   return model;
 }

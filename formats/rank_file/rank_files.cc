@@ -338,7 +338,6 @@ size_t RankFilesReader::OptimizerOf(const std::string& label) {
 }
 
 Status RankFilesReader::AddStates() {
-  dict_.kinds = StateDict::Kinds::kOurs;
   for (const Held& held : held_) {
     const StateTensor& tensor = held.first();
     if (tensor.kind == "weight") continue;
@@ -346,6 +345,7 @@ Status RankFilesReader::AddStates() {
         StateDict::State{OptimizerOf(tensor.optimizer), tensor.parameter, tensor.kind});
     added.dtype = tensor.entry.dtype;
     added.shape = tensor.whole();
+    added.kinds = StateDict::Kinds::kOurs;
     added.place = [&held](Assembler& assembler, AtomIndex atom) {
       return PlaceState(held, assembler, atom);
     };

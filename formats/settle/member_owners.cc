@@ -42,8 +42,14 @@ class Owners {
       groups_[dict_.groups[g].optimizer].push_back(g);
     size_t numbered = 0;
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) numbered += HasNumbers(o);
+    // The user's word says whose an optimizer is.
+    const bool alone = dict_.modules.empty() || !options_.parameter_order.empty();
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
-      if (const OptimizerOwner owner = Owner(o); owner.module != TrainedModule::kModel) {
+      if (alone && AreAllNames(o)) continue;
+      const std::vector<size_t> places = Trainable(o);
+      const TrainableModule model = ModelOf(places);
+      const OptimizerOwner owner = alone ? OptimizerOwner() : Owner(o, model);
+      if (owner.module != TrainedModule::kModel) {
         out_.of_others.insert(o);
         // An optimizer that may be the model's is missing from it; another module's is not.
         const bool another = owner.module == TrainedModule::kAnother;
@@ -51,7 +57,7 @@ class Owners {
                     kOther);
         continue;
       }
-      if (AreAllNames(o)) continue;
+      if (!alone && AreAllNames(o)) continue;
       if (numbered > 1 && HasNumbers(o)) {
         LeaveOutAll(LeftOutPart::kOptimizer, o,
                     StrCat(numbered,
@@ -60,7 +66,7 @@ class Owners {
                     kAlone);
         continue;
       }
-      CKPT_RETURN_IF_ERROR(Decide(o));
+      CKPT_RETURN_IF_ERROR(Decide(o, places, model));
     }
     return std::move(out_);
   }
@@ -76,42 +82,38 @@ class Owners {
   }
 
   // The states that are told of each member, by name or number.
-  using ToldStates = std::vector<std::pair<std::string_view, const Shape*>>;
-  std::map<StateDict::Owner, ToldStates> StatesOfMembers(size_t optimizer) {
-    std::map<StateDict::Owner, ToldStates> members;
+  std::map<StateDict::Owner, std::vector<MemberState>> StatesOf(size_t optimizer) const {
+    std::map<StateDict::Owner, std::vector<MemberState>> out;
+    for (const StateDict::State& state : dict_.states) {
+      if (state.optimizer != optimizer) continue;
+      auto& states = out[state.owner];
+      if (state.shape) states.push_back({state.kind, *state.shape});
+    }
+    return out;
+  }
+
+  OptimizerOwner Owner(size_t optimizer, const TrainableModule& model) {
+    auto members = StatesOf(optimizer);
+    std::map<int64_t, std::string_view> names;  // of members with both
     for (const size_t g : groups_[optimizer]) {
       for (const auto& member : dict_.groups[g].members) {
         if (member.number) {
+          names.emplace(*member.number, member.name);
           members.try_emplace(*member.number);
         } else {
           members.try_emplace(member.name);
         }
       }
     }
-    for (const StateDict::State& state : dict_.states) {
-      if (state.optimizer != optimizer) continue;
-      ToldStates& states = members[state.owner];
-      if (state.shape) states.emplace_back(state.kind, &*state.shape);
-    }
-    return members;
-  }
-
-  OptimizerOwner Owner(size_t optimizer) {
-    if (dict_.modules.empty() || !options_.parameter_order.empty()) return {};  // the user's word
-    std::map<int64_t, std::string_view> names;  // of members with both
-    for (const size_t g : groups_[optimizer]) {
-      for (const auto& member : dict_.groups[g].members) {
-        if (member.number) names.emplace(*member.number, member.name);
-      }
-    }
-    const auto members = StatesOfMembers(optimizer);
     const StateDict::Optimizer& of = dict_.optimizers[optimizer];
     OptimizerOfState asked{of.key, {}, {}};
     std::deque<Shape> shapes;
     for (const auto& [owner, states] : members) {
       const auto* const name = std::get_if<std::string>(&owner);
-      auto shape = WholeShapeOf(states);
-      if (shape) shapes.push_back(*shape);
+      std::vector<std::pair<std::string_view, const Shape*>> told;
+      for (const MemberState& state : states) told.emplace_back(state.kind, &state.shape);
+      auto shape = WholeShapeOf(told);
+      if (shape) shapes.push_back(*std::move(shape));
       asked.members.push_back({name != nullptr ? *name : names[std::get<int64_t>(owner)],
                                shape ? &shapes.back() : nullptr});
     }
@@ -119,7 +121,7 @@ class Owners {
     for (const StateDict::Optimizer& other : dict_.optimizers) {
       if (&other != &of) asked.beside.push_back(other.key);
     }
-    return OwnerOf(asked, ModelOf(Trainable(optimizer)), dict_.modules);
+    return OwnerOf(asked, model, dict_.modules);
   }
 
   // Parameters of other modules that the optimizer may train, too.
@@ -191,32 +193,24 @@ class Owners {
 
   // The members with all that is known of them, by group; nothing if two have one number.
   std::optional<std::vector<std::vector<OptimizerMember>>> MembersOf(size_t optimizer) {
-    std::unordered_map<int64_t, OptimizerMember> numbered;
-    for (const StateDict::State& state : dict_.states) {
-      const auto* number = std::get_if<int64_t>(&state.owner);
-      if (number == nullptr || state.optimizer != optimizer || !state.shape) continue;
-      numbered[*number].states.push_back({state.kind, *state.shape});
-    }
+    auto states = StatesOf(optimizer);
     std::set<int64_t> seen;
     std::vector<std::vector<OptimizerMember>> out;
     for (const size_t g : groups_[optimizer]) {
       out.emplace_back();
       for (const auto& [name, number, master] : dict_.groups[g].members) {
         if (number && !seen.insert(*number).second) return std::nullopt;
-        OptimizerMember member = number ? std::move(numbered[*number]) : OptimizerMember();
-        member.name = name;
-        member.master = master;
-        out.back().push_back(std::move(member));
+        out.back().push_back(
+            {name, number ? std::move(states[*number]) : std::vector<MemberState>(), master});
       }
     }
     return out;
   }
 
-  Status Decide(size_t optimizer) {
+  // `places`: of the model's parameters among the tensors.
+  Status Decide(size_t optimizer, const std::vector<size_t>& places, const TrainableModule& model) {
     const auto& of = dict_.optimizers[optimizer];
     const std::vector<size_t>& groups = groups_[optimizer];
-    const std::vector<size_t> places = Trainable(optimizer);
-    const TrainableModule model = ModelOf(places);
     const auto members = MembersOf(optimizer);
     if (!members) {
       LeaveOutAll(LeftOutPart::kOptimizer, optimizer, "two of its parameters have one number",

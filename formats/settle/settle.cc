@@ -16,8 +16,8 @@
 #include "core/state/roles.h"
 #include "core/state/state_fit.h"
 #include "formats/settle/member_owners.h"
-#include "formats/sharding/placer.h"
-#include "formats/sharding/sharding.h"
+#include "formats/settle/tensor_shardings.h"
+#include "formats/settle/united_groups.h"
 
 namespace ckptfs {
 namespace {
@@ -41,6 +41,22 @@ std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
   return whole ? std::optional(static_cast<uint64_t>(number)) : std::nullopt;
 }
 
+Parameter ParameterOf(const StateDict::Tensor& tensor, Role role, const Sharding& sharding) {
+  Parameter parameter;
+  parameter.name = tensor.name;
+  parameter.shape = sharding.shape;
+  parameter.role = role;
+  parameter.pattern = sharding.pattern;
+  parameter.source_pattern = sharding.source_pattern;
+  parameter.source_stages = tensor.stages;
+  parameter.stage = sharding.stage;
+  parameter.layer = sharding.layer.value_or(0);
+  parameter.expert = sharding.expert;
+  parameter.expert_at = sharding.expert_at;
+  parameter.stacked_experts = sharding.stacked_experts;
+  return parameter;
+}
+
 class Settler {
  public:
   Settler(const StateDict& dict, const SourceOptions& options, Assembler& assembler)
@@ -55,7 +71,8 @@ class Settler {
     for (const auto& [second, name] : dict_.second_names) second_names_.insert(second);
     CKPT_RETURN_IF_ERROR(Declare());
     CKPT_RETURN_IF_ERROR(AddStates());
-    AddGroups();
+    CKPT_RETURN_IF_ERROR(DeriveWeights());
+    CKPT_RETURN_IF_ERROR(AddGroups());
     return std::move(out_);
   }
 
@@ -85,28 +102,37 @@ class Settler {
   // ---- parameters ---------------------------------------------------------------------
 
   Status Declare() {
-    std::vector<NamedLocals> locals;
-    locals.reserve(dict_.tensors.size());
-    for (const auto& tensor : dict_.tensors) {
-      locals.emplace_back(tensor.name, std::vector<Shape>{tensor.shape});
-    }
-    CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
-                          ShardingRules::Make(nullptr, options_, std::move(locals), dict_.sizes));
     CKPT_ASSIGN_OR_RETURN(MemberOwners owners, OwnersOfMembers(dict_, options_, header_));
     out_.numbers = std::move(owners.numbers);
     members_ = std::move(owners.groups);
     of_others_ = std::move(owners.of_others);
-    const std::vector<Trained> trained = WhatIsTrained();
+    const std::vector<Role> roles = Roles();
+    CKPT_ASSIGN_OR_RETURN(shardings_, ShardingsOf(dict_, roles, options_, header_));
     std::map<DType, uint64_t> elements;
     for (size_t i = 0; i < dict_.tensors.size(); ++i) {
       const StateDict::Tensor& tensor = dict_.tensors[i];
-      CKPT_RETURN_IF_ERROR(DeclareTensor(i, trained[i], rules));
+      CKPT_RETURN_IF_ERROR(DeclareTensor(i, roles[i]));
       CKPT_ASSIGN_OR_RETURN(const uint64_t count, ElementCount(tensor.shape));
       if (IsFloat(tensor.dtype)) elements[tensor.dtype] += count;
     }
-    rules.Describe(header_);
-    header_.model_dtype = MostCommon(elements, std::nullopt);
+    const bool all_stored =
+        std::ranges::all_of(dict_.tensors, [](const auto& tensor) { return bool{tensor.place}; });
+    header_.model_dtype = dict_.model_dtype;
+    if (!dict_.model_dtype && all_stored) header_.model_dtype = MostCommon(elements, std::nullopt);
     return {};
+  }
+
+  std::vector<Role> Roles() const {
+    const std::vector<Trained> trained = WhatIsTrained();
+    const auto has = [&](std::string_view name) {
+      return names_.contains(name) || second_names_.contains(name);
+    };
+    std::vector<Role> out;
+    for (size_t i = 0; i < dict_.tensors.size(); ++i) {
+      const StateDict::Tensor& of = dict_.tensors[i];
+      out.push_back(of.role ? *of.role : RoleOf(of.name, of.dtype, of.shape, trained[i], has));
+    }
+    return out;
   }
 
   std::vector<Trained> WhatIsTrained() const {
@@ -124,55 +150,44 @@ class Settler {
     return out;
   }
 
-  Status DeclareTensor(size_t i, Trained trained, const ShardingRules& rules) {
+  Status DeclareTensor(size_t i, Role role) {
     const StateDict::Tensor& tensor = dict_.tensors[i];
-    const auto has = [&](std::string_view name) {
-      return names_.contains(name) || second_names_.contains(name);
-    };
-    const Role role =
-        tensor.role ? *tensor.role : RoleOf(tensor.name, tensor.dtype, tensor.shape, trained, has);
-    CKPT_ASSIGN_OR_RETURN(auto sharding,
-                          rules.Resolve(tensor.name, {&tensor.shape, 1}, role == Role::kBuffer));
-    if (tensor.packed && sharding->pattern.kind == PatternKind::kShard) {
-      sharding->pattern = Pattern{};
-    }
+    const Sharding& sharding = shardings_[i];
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
-                          assembler_.AddParameter(ParameterOf(tensor.name, role, *sharding)));
+                          assembler_.AddParameter(ParameterOf(tensor, role, sharding)));
     CKPT_CHECK(static_cast<size_t>(index) == i);
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                          assembler_.AddAtom(index, "", "weight", tensor.dtype, tensor.shape));
-    CKPT_RETURN_IF_ERROR(tensor.place(assembler_, atom));
+    if (tensor.place) {
+      CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                            assembler_.AddAtom(index, "", "weight", tensor.dtype, sharding.shape));
+      CKPT_RETURN_IF_ERROR(Place(tensor.place, atom, sharding));
+    }
     const auto [begin, end] = seconds_.equal_range(tensor.name);
     for (auto it = begin; it != end; ++it) assembler_.AddAlias(std::string(it->second), index);
     return {};
   }
 
-  // ---- states -------------------------------------------------------------------------
-
-  // The masters of the members up to one, or of all: each stands before its member's states.
-  Status AddMasters(std::optional<size_t> last) {
-    bool reached = false;
-    while (next_master_ < masters_.size() && !reached) {
-      const auto [label, i] = masters_[next_master_++];
-      const StateDict::Tensor& tensor = dict_.tensors[i];
-      CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                            assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(i)}, label,
-                                               "master", tensor.dtype, tensor.shape));
-      CKPT_RETURN_IF_ERROR(tensor.place(assembler_, atom));
-      reached = last == i;
-    }
-    last_master_ = last;
-    return {};
+  Status Place(const PlaceParts& place, AtomIndex atom, const Spread& spread) {
+    AtomParts parts(assembler_, atom, spread, locals_);
+    return place(assembler_, parts);
   }
+
+  // ---- states -------------------------------------------------------------------------
 
   Status AddStates() {
     for (size_t g = 0; g < dict_.groups.size(); ++g) {
       const StateDict::Optimizer& optimizer = dict_.optimizers[dict_.groups[g].optimizer];
       if (!optimizer.on_weights) continue;
-      for (const size_t i : members_[g]) masters_.emplace_back(optimizer.label, i);
+      for (const size_t i : members_[g]) {
+        const StateDict::Tensor& tensor = dict_.tensors[i];
+        CKPT_ASSIGN_OR_RETURN(
+            const AtomIndex atom,
+            assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(i)}, optimizer.label, "master",
+                               tensor.dtype, shardings_[i].shape));
+        CKPT_RETURN_IF_ERROR(Place(tensor.place, atom, shardings_[i]));
+      }
     }
     for (const StateDict::State& state : dict_.states) CKPT_RETURN_IF_ERROR(AddState(state));
-    return AddMasters(std::nullopt);
+    return {};
   }
 
   Status AddState(const StateDict::State& state) {
@@ -181,9 +196,8 @@ class Settler {
       if (!IsMembers(state)) LeaveOutUnnumbered(state);
       return {};
     }
-    if (owner != last_master_) CKPT_RETURN_IF_ERROR(AddMasters(owner));
     const StateDict::Tensor& of = dict_.tensors[*owner];
-    if (dict_.kinds == StateDict::Kinds::kOptimizers) {
+    if (state.kinds == StateDict::Kinds::kOptimizers) {
       if (!known_.emplace(state.optimizer, *owner, state.kind).second) {
         return LeaveOutState(state, of, Unplaced::kTwice);
       }
@@ -191,19 +205,33 @@ class Settler {
     }
     // A document may show any state; who leaves it out asks whether its kind may have the shape.
     const bool strict = dict_.unfit == StateDict::Unfit::kLeftOut;
-    const auto fit = state.shape ? FitOf(strict ? state.kind : "", *state.shape, of.shape)
-                                 : std::optional<Relation>();
+    std::optional<Relation> fit = state.relation;
+    if (!fit && state.shape) fit = FitOf(strict ? state.kind : "", *state.shape, HeldBy(of, state));
     const bool number =
         !state.place || fit == Relation::kScalar || (state.kind == "step" && state.shape->empty());
     if (state.scalar && number) return AddScalar(state, *owner);
     if (!state.place) return LeaveOutState(state, of, Unplaced::kOpaque);
     if (!fit && strict) return LeaveOutState(state, of, Unplaced::kUnfit);
+    return AddTensor(state, *owner, fit.value_or(Relation::kOpaque));
+  }
+
+  // The shape of the part of a tensor that the state is of.
+  static const Shape& HeldBy(const StateDict::Tensor& of, const StateDict::State& state) {
+    return of.ranks.empty() ? of.shape : of.ranks[state.rank];
+  }
+
+  Status AddTensor(const StateDict::State& state, size_t owner, Relation relation) {
+    const bool same = relation == Relation::kSame;
+    const StateDict::Tensor& of = dict_.tensors[owner];
+    if (!same && of.ranks.size() > 1) return LeaveOutState(state, of, Unplaced::kOfPart);
     CKPT_ASSIGN_OR_RETURN(
         const AtomIndex atom,
-        assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(*owner)},
+        assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(owner)},
                            dict_.optimizers[state.optimizer].label, state.kind, state.dtype,
-                           *state.shape, fit.value_or(Relation::kOpaque)));
-    return state.place(assembler_, atom);
+                           same ? shardings_[owner].shape : *state.shape, relation));
+    if (!same) return Place(state.place, atom, {{}, {WholeTensor(*state.shape)}, {}});
+    if (state.kind == "master") master_of_.emplace(owner, atom);
+    return Place(state.place, atom, shardings_[owner]);
   }
 
   Status AddScalar(const StateDict::State& state, size_t owner) {
@@ -237,12 +265,15 @@ class Settler {
     if (!fate.said) return {};
     std::string what = StrCat("optimizer state '", state.kind, "' of '", of.name, "'");
     std::string_view why = "is neither a plain tensor nor a number";
+    if (how == Unplaced::kOfPart) {
+      why = "has a shape of its own, but tensor-parallel ranks hold parts of it";
+    }
     if (how == Unplaced::kTwice) why = "is there twice";
     if (how == Unplaced::kNameOfOurs) why = "has a name that ckptfs uses for something else";
     if (how == Unplaced::kUnfit) {
       why = "has a shape that does not follow from that of its parameter";
-      what += StrCat(" (", ShapeToString(*state.shape), ", the parameter ", ShapeToString(of.shape),
-                     ")");
+      what += StrCat(" (", ShapeToString(*state.shape), ", the parameter ",
+                     ShapeToString(HeldBy(of, state)), ")");
     }
     if (fate.why.empty()) fate.why = StrCat("state '", state.kind, "' ", why);
     if (fate.kept) fate.why += " (dcp/ alone shows it, as it was)";
@@ -250,16 +281,45 @@ class Settler {
     return {};
   }
 
-  void AddGroups() {
+  Status DeriveWeights() {
+    for (size_t i = 0; i < dict_.tensors.size() && dict_.model_dtype; ++i) {
+      const ParameterIndex index{static_cast<uint32_t>(i)};
+      const bool missing = !dict_.tensors[i].place;
+      if (!missing || assembler_.parameter(index).role != Role::kTrainable) continue;
+      const auto master = master_of_.find(i);
+      if (master == master_of_.end()) {
+        return Fail(Error{ErrorCode::kInvalid, "no file has its weight or its master"}.OfParameter(
+            dict_.tensors[i].name));
+      }
+      CKPT_ASSIGN_OR_RETURN(
+          const AtomIndex weight,
+          assembler_.AddAtom(index, "", "weight", *dict_.model_dtype, shardings_[i].shape));
+      CKPT_RETURN_IF_ERROR(assembler_.SetCast(weight, master->second));
+      ++out_.derived;
+    }
+    return {};
+  }
+
+  Status AddGroups() {
+    std::map<std::string_view, UnitedGroups> united;  // by the optimizers' label
     for (size_t g = 0; g < dict_.groups.size(); ++g) {
       const StateDict::Group& group = dict_.groups[g];
-      if (group.hyper_parameters.empty() || !out_.numbers[group.optimizer]) continue;
-      Group added{dict_.optimizers[group.optimizer].label, {}, group.hyper_parameters};
+      const std::string& label = dict_.optimizers[group.optimizer].label;
+      const bool alone = !group.number;
+      if ((alone && group.hyper_parameters.empty()) || !out_.numbers[group.optimizer]) continue;
+      Group added{label, {}, group.hyper_parameters};
       for (const size_t i : members_[g]) {
         added.parameters.push_back(ParameterIndex{static_cast<uint32_t>(i)});
       }
-      assembler_.AddGroup(std::move(added));
+      if (alone) {
+        assembler_.AddGroup(std::move(added));
+        continue;
+      }
+      UnitedGroups& groups = united.try_emplace(label, assembler_).first->second;
+      CKPT_RETURN_IF_ERROR(groups.Add(*group.number, group.hyper_parameters, added.parameters));
     }
+    for (auto& [label, groups] : united) CKPT_RETURN_IF_ERROR(std::move(groups).Finish(label));
+    return {};
   }
 
   const StateDict& dict_;
@@ -267,10 +327,10 @@ class Settler {
   Assembler& assembler_;
   StepModel& header_;
   Settled out_;
-  std::vector<std::vector<size_t>> members_;                  // by group: tensors
-  std::vector<std::pair<std::string_view, size_t>> masters_;  // label and tensor, in members' order
-  size_t next_master_ = 0;
-  std::optional<size_t> last_master_;
+  std::vector<Sharding> shardings_;  // by tensor
+  AtomParts::Locals locals_;
+  std::unordered_map<size_t, AtomIndex> master_of_;            // by tensor
+  std::vector<std::vector<size_t>> members_;                   // by group: tensors
   std::set<size_t> of_others_;                                 // optimizers
   std::unordered_map<std::string_view, size_t> names_;         // of tensors
   std::multimap<std::string_view, std::string_view> seconds_;  // name, second name
@@ -286,17 +346,36 @@ Result<Settled> Settle(const StateDict& dict, const SourceOptions& options, Asse
 }
 
 PlaceParts PlaceHeld(const FileTensor::Held& held) {
-  return [&held](Assembler& assembler, AtomIndex atom) -> Status {
+  return [&held](Assembler& assembler, AtomParts& atom) -> Status {
     assembler.AddFragment(atom, 0, assembler.AddLocal(atom, 0, held.local), held.fragment);
     return {};
   };
 }
 
-PlaceParts PlaceTensor(const FileTensor& tensor) {
-  return [&tensor](Assembler& assembler, AtomIndex atom) -> Status {
-    CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, tensor.As(WholeTensor(tensor.shape())));
-    return PlaceHeld(held)(assembler, atom);
+PlaceParts PlaceTensor(const FileTensor& tensor, Holder holder) {
+  return [&tensor, holder](Assembler& assembler, AtomParts& parts) -> Status {
+    auto held = tensor.As(parts.LocalOf(holder.tp));
+    if (!held) {
+      const StepModel& step = assembler.header();
+      const Atom& atom = step.atom(parts);
+      return Fail(std::move(held).error().WithContext(StrCat(step.blob(tensor.blob()).path, ": '",
+                                                             step.parameter(atom.parameter).name,
+                                                             "' (", atom.kind, ")")));
+    }
+    CKPT_ASSIGN_OR_RETURN(const auto local, parts.Add(holder, std::move(held->local)));
+    parts.AddFragment(local, held->fragment);
+    return {};
   };
+}
+
+std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
+                                std::optional<DType> otherwise) {
+  uint64_t most = 0;
+  for (const auto& [dtype, count] : counts) {
+    if (count > most) otherwise = dtype;
+    most = std::max(most, count);
+  }
+  return otherwise;
 }
 
 }  // namespace ckptfs

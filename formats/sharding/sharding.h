@@ -24,30 +24,23 @@
 #include "core/base/result.h"
 #include "core/model/family.h"
 #include "core/model/pattern.h"
+#include "core/state/atom_parts.h"
 #include "core/state/family_variables.h"
 #include "core/state/source.h"
 #include "formats/sharding/sharding_info.h"
 
 namespace ckptfs {
 
-struct Sharding {
-  enum class How {
-    kWhole,     // one rank has all of it
-    kReplicas,  // every rank has all of it, declared equal
-    kAverage,   // every rank has all of it, to be averaged
-    kCut,       // the ranks' locals cover it
-  };
-  How how = How::kWhole;
+// The spread of a parameter, and how it is cut for any degree.
+struct Sharding : Spread {
   Pattern pattern;                        // for any degree; kUnknown: nothing says how
   std::optional<Pattern> source_pattern;  // Parameter::source_pattern
   Shape shape;                            // of the whole parameter, without padding
-  std::vector<LocalTensor> locals;        // one per tensor-parallel rank
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
   uint32_t expert_at = 0;  // where it stands in the name
   uint32_t stacked_experts = 0;
-  bool on_several_stages = false;  // declared equal over the pipeline stages that hold it
 };
 
 class ShardingRules {

@@ -20,16 +20,18 @@ struct Lie {
   std::vector<std::vector<uint32_t>> members;
 };
 
-Result<Lie> LieOf(const SharedGroup& group, uint32_t ranks) {
+Lie LieOf(const SharedGroup& group, size_t ranks) {
   Lie out;
   out.ranks.resize(group.members.size());
   out.members.resize(ranks);
-  CKPT_RETURN_IF_ERROR(VisitFlatGroup(group.members, group.paddings, group.partition, ranks,
-                                      [&](const ZeroSpan& span) -> Status {
-                                        out.ranks[span.member].push_back(span.rank);
-                                        out.members[span.rank].push_back(span.member);
-                                        return {};
-                                      }));
+  for (uint32_t i = 0; i < group.members.size(); ++i) {
+    (void)VisitFlatMember(group.starts[i], group.members[i], group.partition,
+                          [&](const ZeroSpan& span) -> Status {
+                            out.ranks[i].push_back(span.rank);
+                            out.members[span.rank].push_back(i);
+                            return {};
+                          });
+  }
   return out;
 }
 
@@ -45,14 +47,14 @@ std::string Misfit(const MomentumBuffer& buffer, uint64_t elements) {
 
 }  // namespace
 
-Status Momenta::Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks) {
+void Momenta::Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks) {
   const bool none =
       std::ranges::all_of(ranks, [](const MomentumBuffer& rank) { return rank.tensor == nullptr; });
   if (none) {
     for (const ParameterIndex parameter : group.parameters) ++found_[parameter].holders;
-    return {};
+    return;
   }
-  CKPT_ASSIGN_OR_RETURN(const Lie lie, LieOf(group, static_cast<uint32_t>(ranks.size())));
+  const Lie lie = LieOf(group, ranks.size());
   std::string why;
   for (size_t r = 0; r < ranks.size() && why.empty(); ++r) {
     uint64_t elements = 0;
@@ -73,30 +75,34 @@ Status Momenta::Add(const SharedGroup& group, std::span<const MomentumBuffer> ra
       at += group.members[member];
     }
   }
-  return {};
 }
 
-Status Momenta::Place(const Named& named, Placer& placer, StepModel& header) const {
+void Momenta::AddTo(const Named& named, StateDict& dict, StepModel& header) const {
   for (const auto& [parameter, found] : found_) {
     if (found.parts.empty() && found.why.empty()) continue;
+    const std::string& name = named[parameter].name;
     std::string why = found.why;
     if (why.empty() && found.parts.size() != found.holders) why = "only some of its ranks have it";
     if (!why.empty()) {
       LeaveOut(header,
                {LeftOutPart::kOptimizer,
-                StrCat("optimizer state '", kMomentum, "' of '", named[parameter].name, "'"),
-                std::move(why), ""});
+                StrCat("optimizer state '", kMomentum, "' of '", name, "'"), std::move(why), ""});
       continue;
     }
-    for (const Part& part : found.parts) {
-      CKPT_ASSIGN_OR_RETURN(
-          const Placer::Local local,
-          placer.LocalOf(parameter, kMomentum, part.tensor->dtype(), part.holder));
-      CKPT_ASSIGN_OR_RETURN(const Fragment fragment, part.tensor->Slice(part.at, 0, part.elements));
-      placer.AddFragment(local, fragment);
-    }
+    StateDict::State& added =
+        dict.states.emplace_back(StateDict::State{0, name, std::string(kMomentum)});
+    added.dtype = found.parts.front().tensor->dtype();
+    added.relation = Relation::kSame;
+    added.place = [parts = found.parts](Assembler&, AtomParts& atom) -> Status {
+      for (const Part& part : parts) {
+        CKPT_ASSIGN_OR_RETURN(const auto local, atom.Add(part.holder));
+        CKPT_ASSIGN_OR_RETURN(const Fragment fragment,
+                              part.tensor->Slice(part.at, 0, part.elements));
+        atom.AddFragment(local, fragment);
+      }
+      return {};
+    };
   }
-  return {};
 }
 
 }  // namespace ckptfs::deepspeed::native

@@ -25,8 +25,8 @@
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
+#include "core/state/state_dict.h"
 #include "formats/deepspeed/native/named.h"
-#include "formats/sharding/placer.h"
 #include "formats/torch/file_tensor.h"
 
 namespace ckptfs::deepspeed::native {
@@ -42,18 +42,18 @@ struct SharedGroup {
   std::span<const ParameterIndex> parameters;  // in flattening order
   std::span<const Holder> holders;             // of each
   std::span<const uint64_t> members;           // elements of each
-  std::span<const uint64_t> paddings;          // after each; may be fewer
+  std::span<const uint64_t> starts;            // of each, in the group
   uint64_t partition = 0;                      // elements of each rank's
 };
 
 class Momenta {
  public:
-  // Adds a group of Muon's.  Errors are those of VisitFlatGroup.
-  Status Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks);
+  // Adds a group of Muon's.  REQUIRES: the partitions hold the parameters.
+  void Add(const SharedGroup& group, std::span<const MomentumBuffer> ranks);
 
-  // Places the momentum of each parameter that has one and the same on every holder's part, and
-  // says which are left out.  Errors are those of the placer.
-  Status Place(const Named& named, Placer& placer, StepModel& header) const;
+  // Adds the momentum of each parameter that has one and the same on every holder's part, and
+  // says which are left out.
+  void AddTo(const Named& named, StateDict& dict, StepModel& header) const;
 
  private:
   struct Part {

@@ -7,7 +7,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/roles.h"
-#include "formats/sharding/placer.h"
+#include "formats/settle/settle.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {

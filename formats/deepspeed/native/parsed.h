@@ -2,8 +2,8 @@
 //
 // First stage of reading a native checkpoint,
 //
-//   TagFiles -> Parsed -> Named -> Sharded -> StepModel
-//     register   Parse     Name     Shard     Place
+//   TagFiles -> Parsed -> Named -> StateDict -> StepModel
+//     register   Parse     Name      Place      Settle
 //
 // Parsed is what the files hold, of each only what is needed, and the degrees that
 // they say.  All of them are of one run, and no rank's file is missing.

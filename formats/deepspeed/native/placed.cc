@@ -3,47 +3,47 @@
 #include "formats/deepspeed/native/placed.h"
 
 #include <algorithm>
+#include <charconv>
 #include <climits>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/state/model_config.h"
 #include "formats/deepspeed/step_directories.h"
+#include "formats/settle/settle.h"
 #include "formats/tools/model_files.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {
 
-Status Declare(const Parsed& parsed, const Named& named, const Sharded& sharded, Placer& placer) {
-  for (size_t i = 0; i < named.parameters.size(); ++i) {
-    const NamedParameter& parameter = named.parameters[i];
-    std::vector<uint32_t> stages;
-    for (const auto& [stage, shapes] : parameter.shapes) {
-      if (parsed.pp > 1 && !parameter.anywhere) stages.push_back(stage);
-    }
-    CKPT_RETURN_IF_ERROR(
-        placer.Declare(parameter.name, parameter.role, sharded.shardings[i], std::move(stages)));
-  }
-  return {};
-}
+// The tensors and slices that files have of a weight.
+struct WeightParts {
+  struct Slice {
+    Fragment fragment;
+    Holder holder;
+  };
+  std::vector<std::pair<const FileTensor*, Holder>> whole = {};  // a rank's
+  std::vector<Slice> slices = {};
+};
+using Weights = std::vector<WeightParts>;  // by ParameterIndex
 
 // A weight that several stages hold is met once for each.
-using StoredWeights = std::map<std::pair<ParameterIndex, uint32_t>, uint32_t>;  // tp -> how many
-
-Result<StoredWeights> PlaceWeights(const Named& named, Placer& placer) {
-  StoredWeights stored;
-  for (const NamedWeight& weight : named.weights) {
-    const Holder holder{stored[{weight.parameter, weight.tp}]++, weight.tp};
-    CKPT_RETURN_IF_ERROR(placer.AddTensor(weight.parameter, "weight", *weight.tensor, holder));
+Weights StoredWeights(const Named& named) {
+  Weights out(named.parameters.size());
+  std::map<std::pair<ParameterIndex, uint32_t>, uint32_t> met;  // by tp rank
+  for (const auto& [parameter, tensor, tp] : named.weights) {
+    out[static_cast<uint32_t>(parameter)].whole.emplace_back(tensor,
+                                                             Holder{met[{parameter, tp}]++, tp});
   }
-  return stored;
+  return out;
 }
 
 // Stage 3 keeps a frozen parameter as one flat slice per data-parallel rank.
-Status PlaceFrozen(const Parsed& parsed, const Named& named, const StoredWeights& stored,
-                   Placer& placer) {
+Status AddFrozen(const Parsed& parsed, const Named& named, Weights& weights) {
   for (const auto& [key, model] : parsed.models) {
     if (parsed.stage != 3) break;
     const uint32_t stage = key.mp / parsed.tp;
@@ -55,43 +55,92 @@ Status PlaceFrozen(const Parsed& parsed, const Named& named, const StoredWeights
         return Refuse(model.file, ": frozen_param_fragments has '", name,
                       "', but frozen_param_shapes does not");
       }
-      if (stored.contains({*index, tp})) continue;  // whole in the module
+      WeightParts& parts = weights[static_cast<uint32_t>(*index)];
+      const bool in_module =
+          std::ranges::any_of(parts.whole, [&](const auto& one) { return one.second.tp == tp; });
+      if (in_module) continue;
       CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(*shape));
       const uint64_t slice = CeilDiv(elements, parsed.dp);
       const uint64_t begin = std::min(elements, key.dp * slice);
       const uint64_t end = std::min(elements, begin + slice);
-      CKPT_ASSIGN_OR_RETURN(const Placer::Local local,
-                            placer.LocalOf(*index, "weight", tensor.dtype(),
-                                           Holder{named[*index].PlaceOf(stage), tp}));
       auto fragment = tensor.Slice(0, begin, end);
       if (!fragment || tensor.elements() != slice || tensor.shape().size() != 1) {
         return Refuse(model.file, ": the fragment of frozen '", name, "' has shape ",
                       ShapeToString(tensor.shape()), tensor.dense() ? "" : " and is not contiguous",
                       ", but a slice has ", slice, " elements");
       }
-      placer.AddFragment(local, *fragment);
+      parts.slices.push_back({*fragment, Holder{named[*index].PlaceOf(stage), tp}});
     }
   }
   return {};
 }
 
-Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string>& notes) {
-  size_t derived = 0;
-  for (uint32_t i = 0; i < named.parameters.size(); ++i) {
-    const NamedParameter& parameter = named.parameters[i];
-    if (parameter.role != Role::kTrainable || placer.HasWeight(ParameterIndex{i})) continue;
-    CKPT_ASSIGN_OR_RETURN(const bool master,
-                          placer.DeriveWeight(ParameterIndex{i}, named.model_dtype));
-    if (!master) {
-      return Fail(Error{ErrorCode::kInvalid, "no file has its weight or its master"}.OfParameter(
-          parameter.name));
+PlaceParts PlaceWeight(WeightParts parts) {
+  if (parts.whole.empty() && parts.slices.empty()) return nullptr;
+  return [parts = std::move(parts)](Assembler& assembler, AtomParts& atom) -> Status {
+    for (const auto& [tensor, holder] : parts.whole) {
+      CKPT_RETURN_IF_ERROR(PlaceTensor(*tensor, holder)(assembler, atom));
     }
-    ++derived;
+    for (const auto& [fragment, holder] : parts.slices) {
+      CKPT_ASSIGN_OR_RETURN(const auto local, atom.Add(holder));
+      atom.AddFragment(local, fragment);
+    }
+    return {};
+  };
+}
+
+// The shapes that the tensor-parallel ranks hold, which are the same on each pipeline stage.
+Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t ranks) {
+  std::vector<Shape> out;
+  const auto& [first_stage, first] = *parameter.shapes.begin();
+  for (uint32_t tp = 0; tp < ranks; ++tp) {
+    if (!first[tp]) {
+      return Fail(Error{ErrorCode::kInvalid, StrCat("tensor-parallel rank ", tp,
+                                                    " does not have this parameter, but other "
+                                                    "ranks do")}
+                      .OfParameter(parameter.name));
+    }
+    out.push_back(*first[tp]);
   }
-  if (derived > 0) {
-    notes.push_back(StrCat(derived,
-                           " weights are not stored; they are shown as their masters cast to ",
-                           DTypeName(named.model_dtype)));
+  for (const auto& [stage, shapes] : parameter.shapes) {
+    if (shapes == first) continue;
+    return Fail(Error{ErrorCode::kInvalid, StrCat("it has other shapes on pipeline "
+                                                  "stage ",
+                                                  stage, " than on ", first_stage)}
+                    .OfParameter(parameter.name));
+  }
+  return out;
+}
+
+// The layer of a pipeline name "L.rest".
+std::optional<uint32_t> PipelineLayer(std::string_view name) {
+  uint32_t layer = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const bool dotted = error == std::errc() && end < name.data() + name.size() && *end == '.';
+  return dotted && layer < (1u << 20) ? std::optional(layer) : std::nullopt;
+}
+
+Status AddTensors(const TagFiles& files, const Parsed& parsed, const Named& named,
+                  StateDict& dict) {
+  Weights weights = StoredWeights(named);
+  CKPT_RETURN_IF_ERROR(AddFrozen(parsed, named, weights));
+  for (size_t i = 0; i < named.parameters.size(); ++i) {
+    const NamedParameter& parameter = named.parameters[i];
+    StateDict::Tensor& added = dict.tensors.emplace_back();
+    CKPT_ASSIGN_OR_RETURN(added.ranks, LocalShapes(parameter, parsed.tp));
+    added.name = parameter.name;
+    added.shape = added.ranks[0];
+    added.role = parameter.role;
+    if (!weights[i].whole.empty()) added.dtype = weights[i].whole[0].first->dtype();
+    if (!weights[i].slices.empty()) added.dtype = weights[i].slices[0].fragment.dtype;
+    added.place = PlaceWeight(std::move(weights[i]));
+    for (const auto& [stage, shapes] : parameter.shapes) {
+      if (parsed.pp > 1 && !parameter.anywhere) added.stages.push_back(stage);
+    }
+    if (!files.names.layers.empty()) added.layer = PipelineLayer(parameter.name);
+    added.tied = parameter.name.starts_with("tied_modules.");  // DeepSpeed itself keeps them equal
+    added.expert = parameter.expert;
+    if (parameter.expert) added.pattern.emplace().kind = PatternKind::kUnique;
   }
   return {};
 }
@@ -126,6 +175,15 @@ std::vector<uint32_t> SplitOfStages(const Parsed& parsed, const Named& named,
   return even || empty ? std::vector<uint32_t>() : split;
 }
 
+void SetLayout(const TagFiles& files, const Parsed& parsed, Layout& layout) {
+  layout.tp = parsed.tp;
+  layout.pp = parsed.pp;
+  layout.dp = parsed.dp;
+  layout.ep = parsed.ep;
+  layout.zero = static_cast<uint32_t>(parsed.stage);
+  layout.naming = files.names.layers.empty() ? Naming::kPlain : Naming::kPipe;
+}
+
 void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
                 StepModel& header) {
   const ModelStates& first = parsed.models.begin()->second;
@@ -144,12 +202,6 @@ void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
         "are not "
         "compared with their masters, which weight decay may have changed");
   }
-  header.layout.tp = parsed.tp;
-  header.layout.pp = parsed.pp;
-  header.layout.dp = parsed.dp;
-  header.layout.ep = parsed.ep;
-  header.layout.zero = static_cast<uint32_t>(parsed.stage);
-  header.layout.naming = files.names.layers.empty() ? Naming::kPlain : Naming::kPipe;
   header.layout.split = SplitOfStages(parsed, named, header);
   // Layouts name directories.
   if (header.layout.ToString().size() > NAME_MAX) header.layout.split.clear();
@@ -196,26 +248,29 @@ void KeepDocuments(const Parsed& parsed, StepModel& header) {
 }  // namespace
 
 Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named& named,
-                        const Sharded& sharded, Assembler assembler) {
+                        Assembler assembler) {
   StepModel& header = assembler.header();
   header.notes = named.notes;
   for (const LeftOut& one : named.left_out) LeaveOut(header, one);
-  header.model_dtype = named.model_dtype;
-  sharded.rules.Describe(header);
-  header.layers = std::max(header.layers, sharded.layers);
-  header.notes.insert(header.notes.end(), sharded.notes.begin(), sharded.notes.end());
-  Placer placer(assembler);
-  CKPT_RETURN_IF_ERROR(Declare(parsed, named, sharded, placer));
-  CKPT_ASSIGN_OR_RETURN(const StoredWeights stored, PlaceWeights(named, placer));
-  CKPT_RETURN_IF_ERROR(PlaceFrozen(parsed, named, stored, placer));
-  CKPT_RETURN_IF_ERROR(PlaceOptimizer(parsed, named, placer, header));
-  CKPT_RETURN_IF_ERROR(DeriveWeights(named, placer, header.notes));
-  FillHeader(files, parsed, named, header);
+  SetLayout(files, parsed, header.layout);
+  StateDict dict;
+  dict.unfit = StateDict::Unfit::kLeftOut;
+  dict.model_dtype = named.model_dtype;
+  dict.second_names.assign(named.aliases.begin(), named.aliases.end());
+  const ModelStates& model = parsed.model(0);
+  if (model.info) dict.cuts = &*model.info;
+  CKPT_ASSIGN_OR_RETURN(dict.sizes, SizesOf(model.variables, files.options, files.step));
+  CKPT_RETURN_IF_ERROR(AddTensors(files, parsed, named, dict));
+  CKPT_RETURN_IF_ERROR(AddOptimizers(parsed, named, dict, header));
   KeepDocuments(parsed, header);
-  CKPT_RETURN_IF_ERROR(placer.FinishGroups());
-  for (const auto& [alias, name] : named.aliases) {
-    if (const auto index = named.Find(name)) assembler.AddAlias(alias, *index);
+  CKPT_ASSIGN_OR_RETURN(const Settled settled, Settle(dict, files.options, assembler));
+  if (settled.derived > 0) {
+    header.notes.push_back(StrCat(settled.derived,
+                                  " weights are not stored; they are shown as their masters cast "
+                                  "to ",
+                                  DTypeName(named.model_dtype)));
   }
+  FillHeader(files, parsed, named, header);
   CKPT_RETURN_IF_ERROR(
       CarryModelFiles(assembler, RootBelow(files.step.root, files.step.save), files.step.Prefix()));
   // A captured step lies in files of ranks, with nothing of anybody's beside them.

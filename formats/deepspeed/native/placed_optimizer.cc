@@ -4,7 +4,9 @@
 // flat or whole.
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
+#include <memory>
 #include <set>
 #include <span>
 
@@ -13,8 +15,8 @@
 #include "core/state/state_fit.h"
 #include "formats/deepspeed/native/momenta.h"
 #include "formats/deepspeed/native/placed.h"
-#include "formats/deepspeed/whole_states.h"
 #include "formats/deepspeed/zero_layout.h"
+#include "formats/settle/settle.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {
@@ -28,12 +30,17 @@ struct FlatPart {
   const FileTensor* momenta = nullptr;  // of Parsed: Muon's
 };
 
+// States refer to it until they are placed.
 struct FlatGroup {
   const NamedGroup& named;
-  std::vector<FlatPart> ranks;         // in partition order
-  std::vector<uint64_t> members;       // elements of each parameter
-  std::span<const uint64_t> paddings;  // after each; may be fewer
-  bool trimmed = false;                // masters lack the padding that the file tells
+  int stage = 1;
+  std::vector<FlatPart> ranks = {};         // in partition order
+  std::deque<PartitionStates> own = {};     // those of `ranks` that differ from their files'
+  std::vector<uint64_t> members = {};       // elements of each parameter
+  std::vector<uint64_t> starts = {};        // of each: in the group, or in a rank's sub-group
+  std::span<const uint64_t> paddings = {};  // after each; may be fewer
+  uint64_t partition = 0;                   // elements of each rank's, padding included
+  bool trimmed = false;                     // masters lack the padding that the file tells
 };
 
 // The states of a parameter in the first file that has its optimizer.
@@ -46,7 +53,7 @@ struct SeenStates {
 struct Placing {
   const Parsed& parsed;
   const Named& named;
-  Placer& placer;
+  StateDict& dict;
   StepModel& header;
   std::vector<SeenStates> seen;  // by ParameterIndex
   // Stage 0: what each tensor-parallel rank holds, the masters of a torch optimizer.
@@ -61,6 +68,30 @@ struct Placing {
     const Shape* shape = named[parameter].ShapeOn(group.mp / parsed.tp, group.mp % parsed.tp);
     CKPT_CHECK(shape != nullptr);  // the group was named by this rank
     return *shape;
+  }
+  // Adds a state of a parameter as the group's rank has it.
+  StateDict::State& Add(const NamedGroup& group, ParameterIndex parameter, std::string kind) {
+    StateDict::State& added = dict.states.emplace_back(
+        StateDict::State{group.mp, named[parameter].name, std::move(kind)});
+    added.shape = ShapeOf(group, parameter);
+    added.rank = group.mp % parsed.tp;
+    return added;
+  }
+  // All that the rank has of it.
+  StateDict::State& AddTensor(const NamedGroup& group, ParameterIndex parameter, std::string kind,
+                              const FileTensor& tensor) {
+    StateDict::State& added = Add(group, parameter, std::move(kind));
+    added.dtype = tensor.dtype();
+    added.shape = tensor.shape();
+    added.place = PlaceTensor(tensor, HolderOf(group, parameter));
+    return added;
+  }
+  StateDict::State& AddScalar(const NamedGroup& group, ParameterIndex parameter,
+                              const NamedScalar& entry) {
+    StateDict::State& added = Add(group, parameter, entry.name);
+    added.shape = entry.value.shape;
+    added.scalar = [value = entry.value] { return std::optional(value); };
+    return added;
   }
 };
 
@@ -144,10 +175,10 @@ Status CheckSameStates(const FlatGroup& group, Placing& placing) {
   return {};
 }
 
-// Elements of every rank's partition, padding included.
-Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
+// Finds out how long every rank's partition is, and where each parameter begins.
+Status Measure(FlatGroup& group) {
   const FlatPart& first = group.ranks.front();
-  uint64_t size = 0;
+  uint64_t& size = group.partition;
   uint64_t padding = 0;
   for (const FlatPart& rank : group.ranks) {
     const uint64_t elements = rank.states->master->elements() + rank.states->padding;
@@ -160,10 +191,13 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
   }
   const uint64_t ranks = group.ranks.size();
   uint64_t total = 0;
+  uint64_t slices = 0;
   for (size_t i = 0; i < group.members.size(); ++i) {
     // Stage 3 cuts each parameter alone, into parts of equal length.
     uint64_t elements = group.members[i];
-    if (stage == 3) {
+    group.starts.push_back(group.stage == 3 ? slices : total);
+    slices += CeilDiv(elements, ranks);
+    if (group.stage == 3) {
       CKPT_ASSIGN_OR_RETURN(elements, CheckedMul(CeilDiv(elements, ranks), ranks, kElements));
     }
     CKPT_ASSIGN_OR_RETURN(total, CheckedAdd(total, elements, kElements));
@@ -181,7 +215,7 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
                   "have ",
                   total, " elements");
   }
-  return size;
+  return {};
 }
 
 // The values of all ranks for one key: "step".
@@ -197,46 +231,53 @@ Status PlaceScalars(const FlatGroup& group, Placing& placing) {
       }
     }
     for (const ParameterIndex parameter : group.named.parameters) {
-      CKPT_RETURN_IF_ERROR(placing.placer.AddScalar(parameter, scalar.name, scalar.value));
+      placing.AddScalar(group.named, parameter, scalar).kinds = StateDict::Kinds::kOurs;
     }
   }
   return {};
 }
 
-// One kind of state: each parameter's spans of the ranks' partitions.
-Status PlaceKind(const FlatGroup& group, const std::string& kind, uint64_t size, Placing& placing) {
-  const DType dtype = FindFlat(*group.ranks.front().states, kind)->dtype();
-  std::optional<uint32_t> member;
-  Placer::Local local;
-  const auto visit = [&](const ZeroSpan& span) -> Status {
-    const ParameterIndex parameter = group.named.parameters[span.member];
-    if (member != span.member) {
-      const Holder holder = placing.HolderOf(group.named, parameter);
-      CKPT_ASSIGN_OR_RETURN(local, placing.placer.LocalOf(parameter, kind, dtype, holder));
-      member = span.member;
-    }
-    const FlatPart& rank = group.ranks[span.rank];
-    const FileTensor* tensor = FindFlat(*rank.states, kind);
-    CKPT_CHECK(tensor != nullptr);  // CheckSameStates
-    auto fragment = tensor->Slice(span.at, span.begin, span.end);
-    if (!fragment) {
-      return Fail(std::move(fragment).error().WithContext(
-          StrCat(*rank.file, ": '", kind, "' of '", placing.named[parameter].name, "' in group ",
-                 group.named.number)));
-    }
-    placing.placer.AddFragment(local, *fragment);
-    return {};
+// A parameter's spans of the ranks' partitions of one kind.
+PlaceParts PlaceSpans(std::shared_ptr<const FlatGroup> group, uint32_t member, std::string kind,
+                      Holder holder) {
+  return [=](Assembler& assembler, AtomParts& atom) -> Status {
+    CKPT_ASSIGN_OR_RETURN(const auto local, atom.Add(holder));
+    const auto visit = [&](const ZeroSpan& span) -> Status {
+      const FlatPart& rank = group->ranks[span.rank];
+      const FileTensor* tensor = FindFlat(*rank.states, kind);
+      CKPT_CHECK(tensor != nullptr);  // CheckSameStates
+      auto fragment = tensor->Slice(span.at, span.begin, span.end);
+      if (!fragment) {
+        const StepModel& step = assembler.header();
+        return Fail(std::move(fragment).error().WithContext(StrCat(
+            *rank.file, ": '", kind, "' of '", step.parameter(step.atom(atom).parameter).name,
+            "' in group ", group->named.number)));
+      }
+      atom.AddFragment(local, *fragment);
+      return {};
+    };
+    const uint64_t start = group->starts[member];
+    const uint64_t elements = group->members[member];
+    if (group->stage != 3) return VisitFlatMember(start, elements, group->partition, visit);
+    return VisitSlices(elements, static_cast<uint32_t>(group->ranks.size()), start, visit);
   };
-  const auto ranks = static_cast<uint32_t>(group.ranks.size());
-  if (placing.parsed.stage != 3) {
-    return VisitFlatGroup(group.members, group.paddings, size, ranks, visit);
+}
+
+void AddKind(const std::shared_ptr<const FlatGroup>& group, const std::string& kind,
+             Placing& placing) {
+  const DType dtype = FindFlat(*group->ranks.front().states, kind)->dtype();
+  for (uint32_t i = 0; i < group->members.size(); ++i) {
+    if (group->members[i] == 0) continue;
+    const ParameterIndex parameter = group->named.parameters[i];
+    StateDict::State& added = placing.Add(group->named, parameter, kind);
+    added.dtype = dtype;
+    added.kinds = StateDict::Kinds::kOurs;
+    added.place = PlaceSpans(group, i, kind, placing.HolderOf(group->named, parameter));
   }
-  CKPT_RETURN_IF_ERROR(VisitSubGroup(group.members, ranks, visit));
-  return {};
 }
 
 // Only what Muon's groups have is kept for later: all holders of a parameter must be known.
-Status AddMomenta(const FlatGroup& group, uint64_t size, Placing& placing) {
+void AddMomenta(const FlatGroup& group, Placing& placing) {
   std::vector<MomentumBuffer> buffers;
   for (const FlatPart& rank : group.ranks) {
     buffers.push_back({rank.file, rank.momenta});
@@ -245,23 +286,24 @@ Status AddMomenta(const FlatGroup& group, uint64_t size, Placing& placing) {
   for (const ParameterIndex parameter : group.named.parameters) {
     holders.push_back(placing.HolderOf(group.named, parameter));
   }
-  return placing.momenta.Add(
-      SharedGroup{group.named.parameters, holders, group.members, group.paddings, size}, buffers);
+  placing.momenta.Add(
+      SharedGroup{group.named.parameters, holders, group.members, group.starts, group.partition},
+      buffers);
 }
 
-Status PlaceFlat(FlatGroup group, Placing& placing) {
-  for (const ParameterIndex parameter : group.named.parameters) {
+Status PlaceFlat(const std::shared_ptr<FlatGroup>& group, Placing& placing) {
+  for (const ParameterIndex parameter : group->named.parameters) {
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements,
-                          ElementCount(placing.ShapeOf(group.named, parameter)));
-    group.members.push_back(elements);
+                          ElementCount(placing.ShapeOf(group->named, parameter)));
+    group->members.push_back(elements);
   }
-  CKPT_ASSIGN_OR_RETURN(const uint64_t size, PartitionSize(group, placing.parsed.stage));
-  CKPT_RETURN_IF_ERROR(CheckSameStates(group, placing));
-  for (const std::string& kind : KindsOf(*group.ranks.front().states)) {
-    CKPT_RETURN_IF_ERROR(PlaceKind(group, kind, size, placing));
+  CKPT_RETURN_IF_ERROR(Measure(*group));
+  CKPT_RETURN_IF_ERROR(CheckSameStates(*group, placing));
+  for (const std::string& kind : KindsOf(*group->ranks.front().states)) {
+    AddKind(group, kind, placing);
   }
-  CKPT_RETURN_IF_ERROR(PlaceScalars(group, placing));
-  return placing.parsed.stage == 3 ? Status() : AddMomenta(group, size, placing);
+  if (group->stage != 3) AddMomenta(*group, placing);
+  return PlaceScalars(*group, placing);
 }
 
 // The data-parallel ranks that share the group, in partition order: all, or those
@@ -304,10 +346,14 @@ Result<size_t> OptimizerGroup(const Parsed& parsed, const NamedGroup& group) {
   return Refuse(states.file, ": sub-group ", group.number, " is not in any param_groups entry");
 }
 
-Status AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,
-                  Placer& placer) {
-  return placer.AddToGroup(number, number < hyper.size() ? hyper[number].hyper_parameters : "",
-                           group.parameters);
+void AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,
+                Placing& placing) {
+  StateDict::Group added{
+      group.mp, number < hyper.size() ? hyper[number].hyper_parameters : "", {}, number};
+  for (const ParameterIndex parameter : group.parameters) {
+    added.members.push_back({placing.named[parameter].name, std::nullopt});
+  }
+  placing.dict.groups.push_back(std::move(added));
 }
 
 Status PlacePartitions(const NamedGroup& named, Placing& placing) {
@@ -315,11 +361,10 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
   const ModelStates& model = parsed.model(named.mp);
   CKPT_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, RanksOf(parsed, named));
   const OptimizerStates& first = parsed.optimizers.at(RankKey{named.mp, ranks.front()});
-  FlatGroup group{named, {}, {}, {}, first.trimmed};
-  std::vector<PartitionStates> states;
-  states.reserve(ranks.size());  // the group refers to them
+  const auto group = std::make_shared<FlatGroup>(FlatGroup{named, parsed.stage});
+  group->trimmed = first.trimmed;
   if (named.number < first.member_paddings.size()) {
-    group.paddings = first.member_paddings[named.number];
+    group->paddings = first.member_paddings[named.number];
   }
   for (const uint32_t dp : ranks) {
     const OptimizerStates& rank = parsed.optimizers.at(RankKey{named.mp, dp});
@@ -333,14 +378,14 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
     }
     const PartitionStates& own = rank.partitions[named.number];
     const bool uneven = placing.uneven.contains(named.number);
-    if (uneven) states.push_back(Placeable(own, named.number, placing));
-    group.ranks.push_back(FlatPart{&rank.file, uneven ? &states.back() : &own,
-                                   own.momenta ? &*own.momenta : nullptr});
+    if (uneven) group->own.push_back(Placeable(own, named.number, placing));
+    group->ranks.push_back(FlatPart{&rank.file, uneven ? &group->own.back() : &own,
+                                    own.momenta ? &*own.momenta : nullptr});
   }
-  CKPT_RETURN_IF_ERROR(PlaceFlat(std::move(group), placing));
+  CKPT_RETURN_IF_ERROR(PlaceFlat(group, placing));
   CKPT_ASSIGN_OR_RETURN(const size_t number, OptimizerGroup(parsed, named));
-  return AddToGroup(number, parsed.optimizers.at(RankKey{named.mp, 0}).groups, named,
-                    placing.placer);
+  AddToGroup(number, parsed.optimizers.at(RankKey{named.mp, 0}).groups, named, placing);
+  return {};
 }
 
 const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t index) {
@@ -349,7 +394,8 @@ const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t ind
   return found == optimizer.states.end() ? none : found->second;
 }
 
-// Stage 0, masters and states with the parameters' own shapes.
+// Stage 0, masters and states with the parameters' own shapes.  One that is None is nothing that
+// anybody misses.
 Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
   const std::string& file = placing.parsed.model(group.mp).file;
   const uint32_t tp = group.mp % placing.parsed.tp;
@@ -360,14 +406,23 @@ Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
     const bool own = group.number < masters.size() && member < masters[group.number].size();
     const FileTensor& master =
         own ? masters[group.number][member] : *placing.weights.at({parameter, tp});
-    CKPT_RETURN_IF_ERROR(
-        placing.placer.AddTensor(parameter, "master", master, placing.HolderOf(group, parameter)));
+    StateDict::State& added = placing.AddTensor(group, parameter, "master", master);
+    added.kinds = StateDict::Kinds::kOurs;
+    added.relation = Relation::kSame;
     const PartitionStates& states =
         StatesOf(optimizer, optimizer.groups[group.number].members[member]);
     CKPT_RETURN_IF_ERROR(CheckStates(parameter, file, StateNames(states), placing));
-    const StatesAt at{parameter, placing.named[parameter].name, placing.ShapeOf(group, parameter),
-                      placing.HolderOf(group, parameter), placing.parsed.tp > 1};
-    CKPT_RETURN_IF_ERROR(PlaceWholeStates(states, at, placing.placer, placing.header));
+    for (const auto& [kind, tensor] : states.flat) {
+      placing.AddTensor(group, parameter, kind, tensor);
+    }
+    for (const NamedScalar& entry : states.scalars) {
+      placing.AddScalar(group, parameter, entry);
+    }
+    for (const std::string& kind : states.opaque) {
+      if (std::ranges::find(states.nothing, kind) == states.nothing.end()) {
+        placing.Add(group, parameter, kind).shape.reset();
+      }
+    }
   }
   return {};
 }
@@ -398,17 +453,21 @@ void LeaveOutOfFused(size_t group, PartitionStates& states, StepModel& header) {
 // Stage 0, one flat tensor per group and kind: a group of ZeRO on one rank.
 Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
   const std::string& file = placing.parsed.model(group.mp).file;
-  PartitionStates states = StatesOf(optimizer, static_cast<int64_t>(group.number));
+  const auto flat = std::make_shared<FlatGroup>(FlatGroup{group, placing.parsed.stage});
+  PartitionStates& states =
+      flat->own.emplace_back(StatesOf(optimizer, static_cast<int64_t>(group.number)));
   states.master = optimizer.flat_masters[group.number];
   LeaveOutOfFused(group.number, states, placing.header);
-  return PlaceFlat(FlatGroup{group, {{&file, &states}}, {}, {}, false}, placing);
+  flat->ranks.push_back({&file, &states});
+  return PlaceFlat(flat, placing);
 }
 
 }  // namespace
 
-Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer, StepModel& header) {
-  Placing placing{parsed, named, placer, header, std::vector<SeenStates>(named.parameters.size()),
+Status AddOptimizers(const Parsed& parsed, const Named& named, StateDict& dict, StepModel& header) {
+  Placing placing{parsed, named, dict, header, std::vector<SeenStates>(named.parameters.size()),
                   {},     {},    {}};
+  dict.optimizers.resize(parsed.model_ranks());
   ListUneven(placing);
   for (const NamedWeight& weight : named.weights) {
     if (parsed.stage == 0)
@@ -423,9 +482,10 @@ Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer, 
     const bool fused = optimizer.form == UnshardedOptimizer::Form::kFused;
     CKPT_RETURN_IF_ERROR(fused ? PlaceFused(group, optimizer, placing)
                                : PlaceWhole(group, optimizer, placing));
-    CKPT_RETURN_IF_ERROR(AddToGroup(group.number, optimizer.groups, group, placer));
+    AddToGroup(group.number, optimizer.groups, group, placing);
   }
-  return placing.momenta.Place(named, placer, header);
+  placing.momenta.AddTo(named, dict, header);
+  return {};
 }
 
 }  // namespace ckptfs::deepspeed::native

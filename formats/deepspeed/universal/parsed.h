@@ -2,8 +2,8 @@
 //
 // First stage of reading a universal directory,
 //
-//   Listed -> Parsed -> Sharded -> StepModel
-//    List     Parse     Shard      Place
+//   Listed -> Parsed -> StateDict -> StepModel
+//    List     Parse      Place      Settle
 //
 // Every zero/<parameter>/ folder is a whole parameter; the model states files give
 // what is not an optimizer state (buffers, frozen parameters, documents).  Each stage is

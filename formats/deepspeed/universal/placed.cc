@@ -10,88 +10,86 @@
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/state_dict_names.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/sharding/placer.h"
+#include "formats/settle/settle.h"
 #include "formats/tools/model_files.h"
 
 namespace ckptfs::deepspeed::universal {
 namespace {
 
-using Names = std::map<std::string, ParameterIndex, std::less<>>;
+using Names = std::set<std::string_view>;
 
 // The keys beside 'param' are evidence where the converted checkpoint was
 // tensor-parallel; from a single rank every parameter has cat_dim 0.
-Pattern PatternOf(const ModelStates& model, const Folder& folder, const Pattern& by_rules) {
+std::optional<Pattern> PatternOf(const ModelStates& model, const Folder& folder) {
   const Marks& marks = folder.states.front().marks;
   const bool bare = folder.states.front().bare;
   const bool was_cut = model.tp_degree > 1 || (model.info && model.info->DeclaresTensorParallel());
   // The map knows more than marks, which say nothing of uneven cuts.
-  if (model.info && model.info->affine.Find(folder.name) != nullptr) return by_rules;
+  if (model.info && model.info->affine.Find(folder.name) != nullptr) return std::nullopt;
   const bool specific = marks.parts > 0 || !marks.part_sizes.empty() || marks.vocabulary ||
                         marks.cat_dim.value_or(0) > 0;
-  if (bare || by_rules.kind != PatternKind::kUnknown || !(was_cut || specific)) return by_rules;
-  if (!marks.cat_dim)
-    return model.info && !model.info->affine.empty() ? by_rules : Pattern::Replicate();
+  if (bare || !(was_cut || specific)) return std::nullopt;
+  if (!marks.cat_dim) {
+    const bool mapped = model.info && !model.info->affine.empty();
+    return mapped ? std::nullopt : std::optional(Pattern::Replicate());
+  }
   const uint32_t dim = *marks.cat_dim;
-  if (dim >= folder.shape.size()) return by_rules;
+  if (dim >= folder.shape.size()) return std::nullopt;
   Pattern out = Pattern::Shard(dim, marks.part_sizes);
   if (marks.parts > 0 && folder.shape[dim] % marks.parts == 0) {
     out.cuts[0].parts.assign(marks.parts, folder.shape[dim] / marks.parts);
   }
   if (marks.vocabulary) out.cuts[0].pad_multiple = 1;
-  return MakeLocal(out, folder.shape, 0, 1) ? out : by_rules;
+  return MakeLocal(out, folder.shape, 0, 1) ? std::optional(std::move(out)) : std::nullopt;
 }
 
-Status ShardFolders(const Listed& listed, const Parsed& parsed, Sharded& out) {
+// Every folder has its master and states; weights are not stored.
+void AddFolders(const Parsed& parsed, StateDict& dict) {
   for (const Folder& folder : parsed.folders) {
-    CKPT_ASSIGN_OR_RETURN(auto sharding, out.rules.Resolve(folder.name, {&folder.shape, 1}, false));
-    const uint32_t experts = folder.states.front().marks.experts;
-    sharding->pattern = PatternOf(parsed.model(), folder, sharding->pattern);
-    if (const auto expert = ExpertOf(folder.name)) {  // whatever the family calls it
-      sharding->expert = expert->number;
-      sharding->expert_at = expert->at;
+    StateDict::Tensor& added = dict.tensors.emplace_back();
+    added.name = folder.name;
+    added.shape = folder.shape;
+    added.role = Role::kTrainable;
+    added.pattern = PatternOf(parsed.model(), folder);
+    added.expert = ExpertOf(folder.name);
+    added.stacked_experts = folder.states.front().marks.experts;
+    for (const State& state : folder.states) {
+      StateDict::State& one =
+          dict.states.emplace_back(StateDict::State{0, folder.name, state.kind});
+      one.kinds = StateDict::Kinds::kOurs;
+      if (state.scalar) {
+        one.scalar = [&value = *state.scalar] { return std::optional(value); };
+        continue;
+      }
+      one.dtype = state.tensor->dtype();
+      one.shape = state.tensor->shape();
+      one.place = PlaceTensor(*state.tensor);
+      one.relation = *one.shape == folder.shape ? Relation::kSame : Relation::kReduced;
     }
-    // Views of native MoE join the experts of several ranks under the name of one;
-    // which belongs to which rank is not in the file.
-    if (sharding->expert && experts > 0) {
-      Error error{ErrorCode::kUnsupported,
-                  StrCat(listed.files.PathOf("zero/" + folder.name),
-                         ": one tensor holds experts of several expert-parallel ranks")};
-      error.parameter = folder.name;
-      return Fail(std::move(error).Needing(
-          "adopt the original checkpoint, or a view of it without ep in its layout"));
-    }
-    sharding->stacked_experts = std::max(sharding->stacked_experts, experts);
-    out.folders.push_back(*std::move(sharding));
   }
-  return {};
 }
 
-Status ShardOther(const ModelStates& model, std::string name,
-                  std::vector<const FileTensor*> tensors, Sharded& out) {
+void AddOther(const ModelStates& model, std::string name, std::vector<const FileTensor*> tensors,
+              StateDict& dict) {
   const bool buffer = std::any_of(
       model.buffers.begin(), model.buffers.end(),
       [&](const std::string& known) { return known == name || InStateDict(known) == name; });
-  std::vector<Shape> locals;
-  locals.reserve(tensors.size());
-  for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
-  CKPT_ASSIGN_OR_RETURN(auto sharding, out.rules.Resolve(name, locals, buffer));
-  if (!sharding && !buffer) {
-    Error error{ErrorCode::kUnsupported,
-                StrCat("nothing says how frozen '", name,
-                       "' is spread over tensor-parallel ranks: ", out.rules.WhyOpen(name))};
-    error.parameter = name;
-    return Fail(std::move(error).Needing(
-        "settle it with --family-set NAME=NUMBER, --replicated REGEX or a family file"));
-  }
-  if (!sharding) sharding = ReplicatedSharding(locals[0], static_cast<uint32_t>(locals.size()));
-  sharding->source_pattern.reset();  // of a tp degree that this directory does not have
-  out.others.push_back(Other{std::move(name), buffer ? Role::kBuffer : Role::kFrozen,
-                             *std::move(sharding), std::move(tensors)});
-  return {};
+  StateDict::Tensor& added = dict.tensors.emplace_back();
+  added.name = std::move(name);
+  added.dtype = tensors[0]->dtype();
+  added.shape = tensors[0]->shape();
+  added.role = buffer ? Role::kBuffer : Role::kFrozen;
+  for (const FileTensor* tensor : tensors) added.ranks.push_back(tensor->shape());
+  added.place = [tensors = std::move(tensors)](Assembler& assembler, AtomParts& atom) -> Status {
+    for (uint32_t tp = 0; tp < tensors.size(); ++tp) {
+      CKPT_RETURN_IF_ERROR(PlaceTensor(*tensors[tp], Holder{0, tp})(assembler, atom));
+    }
+    return {};
+  };
 }
 
 // Buffers and frozen parameters lie in the copied model states files.
-Status ShardOthers(const Parsed& parsed, Sharded& out) {
+void AddOthers(const Parsed& parsed, StateDict& dict) {
   const ModelStates& first = parsed.model();
   const uint32_t tp = std::max<uint32_t>(1, std::min<uint32_t>(first.tp_degree, 1u << 16));
   StateDictNames spellings;
@@ -114,35 +112,8 @@ Status ShardOthers(const Parsed& parsed, Sharded& out) {
       }
     }
     if (tensors.size() != tp || tensors[0]->shape() == Shape{0}) continue;
-    CKPT_RETURN_IF_ERROR(ShardOther(first, std::move(name), std::move(tensors), out));
+    AddOther(first, std::move(name), std::move(tensors), dict);
   }
-  return {};
-}
-
-Status PlaceFolder(const Folder& folder, const Sharding& sharding, std::optional<DType> dtype,
-                   Placer& placer) {
-  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
-                        placer.Declare(folder.name, Role::kTrainable, sharding));
-  for (const State& state : folder.states) {
-    if (state.scalar) {
-      CKPT_RETURN_IF_ERROR(placer.AddScalar(index, state.kind, *state.scalar));
-    } else if (state.tensor->shape() == folder.shape) {
-      CKPT_RETURN_IF_ERROR(placer.AddTensor(index, state.kind, *state.tensor));
-    } else {
-      CKPT_RETURN_IF_ERROR(placer.AddReduced(index, state.kind, *state.tensor));
-    }
-  }
-  if (dtype) CKPT_RETURN_IF_ERROR(placer.DeriveWeight(index, *dtype));
-  return {};
-}
-
-Status PlaceOther(const Other& other, Placer& placer) {
-  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
-                        placer.Declare(other.name, other.role, other.sharding));
-  for (uint32_t rank = 0; rank < other.tensors.size(); ++rank) {
-    CKPT_RETURN_IF_ERROR(placer.AddTensor(index, "weight", *other.tensors[rank], Holder{0, rank}));
-  }
-  return {};
 }
 
 // Returns the optimizer's group that an entry of param_shapes is, if it is one.
@@ -157,49 +128,49 @@ std::optional<size_t> GroupOf(const OptimizerState& optimizer, size_t entry) {
   return out < optimizer.groups.size() ? std::optional(out) : std::nullopt;
 }
 
-Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& folders, Placer& placer,
-                   StepModel& header) {
+// False if nothing tells which of several groups a parameter is in.
+Result<bool> AddGroups(const Listed& listed, const Parsed& parsed, const Names& folders,
+                       StateDict& dict) {
   const OptimizerState& optimizer = parsed.optimizer;
   for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    CKPT_RETURN_IF_ERROR(placer.AddToGroup(g, optimizer.groups[g].hyper_parameters, {}));
+    dict.groups.push_back({0, optimizer.groups[g].hyper_parameters, {}, g});
   }
-  bool named = false;
+  Names named;
+  const auto add = [&](size_t group, std::string_view name) {
+    if (!named.insert(name).second) return;
+    dict.groups[group].members.push_back({std::string(name), std::nullopt});
+  };
   for (const auto& [mp, model] : parsed.models) {
     for (size_t s = 0; s < model.groups.size(); ++s) {
       const auto group = GroupOf(optimizer, s);
       if (!group) continue;
       for (const NamedShape& entry : model.groups[s]) {
-        const auto found = folders.find(entry.name);
-        if (found == folders.end()) {
+        if (!folders.contains(entry.name)) {
           return Refuse(model.file, ": param_shapes names '", entry.name, "', but there is no ",
                         listed.files.PathOf("zero/" + entry.name));
         }
-        named = true;
-        CKPT_RETURN_IF_ERROR(placer.AddToGroup(*group, "", {&found->second, 1}));
+        add(*group, entry.name);
       }
     }
   }
-  if (!named && optimizer.groups.size() == 1) {
-    for (const auto& [name, index] : folders) {
-      CKPT_RETURN_IF_ERROR(placer.AddToGroup(0, "", {&index, 1}));
-    }
-  } else if (!named && optimizer.groups.size() > 1) {
-    header.notes.emplace_back(
-        "the directory does not record which optimizer group a parameter "
-        "is in");
+  const bool told = !named.empty() || optimizer.groups.size() < 2;
+  if (named.empty() && optimizer.groups.size() == 1) {
+    for (const std::string_view name : folders) add(0, name);
   }
-  return placer.FinishGroups();
+  return told;
 }
 
-Status PlaceSteps(const Parsed& parsed, const Names& folders, Placer& placer) {
+Status AddSteps(const Parsed& parsed, const Names& folders, StateDict& dict) {
   for (const auto& [sub_group, scalar] : parsed.optimizer.scalars) {
     for (const NamedShape& entry : parsed.model().groups[sub_group]) {
-      const auto found = folders.find(entry.name);
-      if (found == folders.end()) {
+      if (!folders.contains(entry.name)) {
         return Refuse(parsed.optimizer.file, ": a state of '", entry.name,
                       "', which param_shapes names, but zero/ has no folder of it");
       }
-      CKPT_RETURN_IF_ERROR(placer.AddScalar(found->second, scalar.name, scalar.value));
+      StateDict::State& added =
+          dict.states.emplace_back(StateDict::State{0, entry.name, scalar.name});
+      added.kinds = StateDict::Kinds::kOurs;
+      added.scalar = [&value = scalar.value] { return std::optional(value); };
     }
   }
   return {};
@@ -234,7 +205,7 @@ void NoteMissingFrozen(const Parsed& parsed, const Names& names, StepModel& head
 }
 
 void FillHeader(const Listed& listed, const Parsed& parsed, const Names& folders,
-                const ShardingRules& rules, StepModel& header) {
+                StepModel& header) {
   const ModelStates& model = parsed.model();
   header.framework = "deepspeed_universal";
   header.framework_version = model.ds_version;
@@ -252,53 +223,36 @@ void FillHeader(const Listed& listed, const Parsed& parsed, const Names& folders
   header.notes.emplace_back("weights are not stored; they are shown as their masters cast");
   LeaveOutEntries(left_out, header);
   NoteMissingFrozen(parsed, folders, header);
-  rules.Describe(header);
 }
 
 }  // namespace
 
-Result<Sharded> Shard(const Listed& listed, const Parsed& parsed) {
+Result<StepModel> Place(const Listed& listed, const Parsed& parsed, Assembler assembler) {
   const ModelStates& model = parsed.model();
-  const SourceOptions& options = listed.files.options;
-  std::vector<NamedLocals> shapes;
-  for (const Folder& folder : parsed.folders) {
-    shapes.emplace_back(folder.name, std::vector<Shape>{folder.shape});
-  }
-  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes,
-                        SizesOf(model.variables, options, listed.files.step));
-  CKPT_ASSIGN_OR_RETURN(
-      ShardingRules rules,
-      ShardingRules::Make(model.info ? &*model.info : nullptr, options, std::move(shapes), sizes));
-  Sharded out{std::move(rules), {}, {}};
-  CKPT_RETURN_IF_ERROR(ShardFolders(listed, parsed, out));
-  CKPT_RETURN_IF_ERROR(ShardOthers(parsed, out));
-  return out;
-}
-
-Result<StepModel> Place(const Listed& listed, const Parsed& parsed, const Sharded& sharded,
-                        Assembler assembler) {
-  StepModel& header = assembler.header();
-  header.model_dtype = ModelDType(parsed);
-  Placer placer(assembler);
-  Names folders;
-  for (uint32_t i = 0; i < parsed.folders.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(
-        PlaceFolder(parsed.folders[i], sharded.folders[i], header.model_dtype, placer));
-    folders.emplace(parsed.folders[i].name, ParameterIndex{i});
-  }
-  for (const Other& other : sharded.others) CKPT_RETURN_IF_ERROR(PlaceOther(other, placer));
-  const auto add_alias = [&](const std::string& alias, const std::string& of) {
-    const auto found = folders.find(of);
-    if (found != folders.end()) assembler.AddAlias(alias, found->second);
-  };
-  for (const auto& [alias, stored] : parsed.model().shared) {
-    if (!folders.contains(alias)) add_alias(alias, stored);
-  }
-  FillHeader(listed, parsed, folders, sharded.rules, header);
-  CKPT_RETURN_IF_ERROR(PlaceGroups(listed, parsed, folders, placer, header));
-  CKPT_RETURN_IF_ERROR(PlaceSteps(parsed, folders, placer));
-  for (const auto& [alias, folder] : listed.links) add_alias(alias, folder);
   const StepCandidate& step = listed.files.step;
+  StepModel& header = assembler.header();
+  Names folders;
+  for (const Folder& folder : parsed.folders) folders.insert(folder.name);
+  StateDict dict;
+  dict.model_dtype = ModelDType(parsed);
+  dict.optimizers.emplace_back();
+  if (model.info) dict.cuts = &*model.info;
+  CKPT_ASSIGN_OR_RETURN(dict.sizes, SizesOf(model.variables, listed.files.options, step));
+  AddFolders(parsed, dict);
+  AddOthers(parsed, dict);
+  for (const auto& [alias, stored] : model.shared) {
+    if (!folders.contains(alias)) dict.second_names.emplace_back(alias, stored);
+  }
+  dict.second_names.insert(dict.second_names.end(), listed.links.begin(), listed.links.end());
+  CKPT_ASSIGN_OR_RETURN(const bool groups_told, AddGroups(listed, parsed, folders, dict));
+  CKPT_RETURN_IF_ERROR(AddSteps(parsed, folders, dict));
+  FillHeader(listed, parsed, folders, header);
+  CKPT_RETURN_IF_ERROR(Settle(dict, listed.files.options, assembler));
+  if (!groups_told) {
+    header.notes.emplace_back(
+        "the directory does not record which optimizer group a parameter "
+        "is in");
+  }
   CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler, RootBelow(step.root, step.save), step.Prefix()));
   CKPT_RETURN_IF_ERROR(CarryBeside(assembler, step, "latest_universal"));
   return std::move(assembler).Finish();

@@ -12,7 +12,7 @@
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/deepspeed/universal/universal_readers.h"
-#include "formats/sharding/placer.h"
+#include "formats/settle/united_groups.h"
 #include "formats/torch/pickle/pickle_reader.h"
 
 namespace ckptfs::deepspeed {

@@ -12,7 +12,7 @@
 #include "core/base/strings.h"
 #include "core/view/plan_reader.h"
 #include "formats/deepspeed/universal/universal_info.h"
-#include "formats/sharding/placer.h"
+#include "formats/settle/united_groups.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 #include "tests/conformance/tiny_step.h"

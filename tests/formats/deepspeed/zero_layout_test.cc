@@ -14,55 +14,40 @@ namespace ckptfs::deepspeed {
 namespace {
 
 // Element by element, as stage_1_and_2.py flattens and cuts a group.
-TEST(ZeroLayoutTest, FlatGroupsAgreeWithTheirDefinition) {
+TEST(ZeroLayoutTest, FlatMembersAgreeWithTheirDefinition) {
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
-    std::vector<uint64_t> members, paddings;
-    uint64_t total = 0;
-    for (int i = random() % 6 + 1; i > 0; --i) {
-      members.push_back(random() % 30);
-      paddings.push_back(random() % 4);
-      total += members.back() + paddings.back();
-    }
-    const auto ranks = static_cast<uint32_t>(random() % 5 + 1);
-    const uint64_t partition = total / ranks + 1;
-    std::vector<std::vector<int>> seen(members.size());
-    for (size_t m = 0; m < members.size(); ++m) seen[m].assign(members[m], 0);
-    ASSERT_TRUE(VisitFlatGroup(members, paddings, partition, ranks, [&](const ZeroSpan& span) {
-      uint64_t start = 0;
-      for (uint32_t m = 0; m < span.member; ++m) start += members[m] + paddings[m];
+    const uint64_t start = random() % 90;
+    const uint64_t elements = random() % 30;
+    const uint64_t partition = random() % 40 + 1;
+    uint64_t next = 0;
+    ASSERT_TRUE(VisitFlatMember(start, elements, partition, [&](const ZeroSpan& span) {
+      EXPECT_EQ(span.begin, next);
       for (uint64_t e = span.begin; e < span.end; ++e) {
-        EXPECT_EQ(start + e, span.rank * partition + span.at + (e - span.begin));
-        ++seen[span.member][e];
+        EXPECT_EQ((start + e) / partition, span.rank);
+        EXPECT_EQ((start + e) % partition, span.at + (e - span.begin));
       }
+      next = span.end;
       return Status();
     }));
-    for (const auto& member : seen) EXPECT_THAT(member, testing::Each(1));
+    EXPECT_EQ(next, elements);
   }
 }
 
-TEST(ZeroLayoutTest, SubGroupsAgreeWithTheirDefinition) {
+TEST(ZeroLayoutTest, SlicesAgreeWithTheirDefinition) {
   for (uint32_t ranks = 1; ranks < 9; ++ranks) {
-    const std::vector<uint64_t> members{1, 7, 0, 8, 100};
-    std::vector<uint64_t> covered(members.size(), 0);
-    const auto size = VisitSubGroup(members, ranks, [&](const ZeroSpan& span) {
-      uint64_t at = 0;
-      for (uint32_t m = 0; m < span.member; ++m) at += (members[m] + ranks - 1) / ranks;
-      EXPECT_EQ(span.at, at);
-      EXPECT_EQ(span.begin, span.rank * ((members[span.member] + ranks - 1) / ranks));
-      covered[span.member] += span.end - span.begin;
-      return Status();
-    });
-    ASSERT_TRUE(size);
-    EXPECT_EQ(covered, members);
+    for (const uint64_t elements : {1, 7, 0, 8, 100}) {
+      uint64_t covered = 0;
+      ASSERT_TRUE(VisitSlices(elements, ranks, 11, [&](const ZeroSpan& span) {
+        EXPECT_EQ(span.at, 11u);
+        EXPECT_EQ(span.begin, span.rank * ((elements + ranks - 1) / ranks));
+        EXPECT_EQ(span.begin, covered);
+        covered = span.end;
+        return Status();
+      }));
+      EXPECT_EQ(covered, elements);
+    }
   }
-}
-
-TEST(ZeroLayoutTest, TooSmallPartitionsAreRefused) {
-  const std::vector<uint64_t> members{10};
-  EXPECT_FALSE(VisitFlatGroup(members, {}, 4, 2, [](const ZeroSpan&) { return Status(); }));
-  EXPECT_FALSE(
-      VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) { return Status(); }));
 }
 
 TEST(NamesTest, NumbersAreNumbers) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "formats/settle/member_owners.h"
+#include "formats/sharding/sharding_info.h"
 
 namespace ckptfs {
 namespace {
@@ -65,6 +66,41 @@ class SettleTest : public testing::Test {
     }
   }
 
+  // The part of one tensor-parallel rank.
+  PlaceParts On(uint32_t tp) {
+    next_ += 1024;
+    return [offset = next_, tp, this](Assembler&, AtomParts& parts) -> Status {
+      CKPT_ASSIGN_OR_RETURN(const auto local, parts.Add(Holder{0, tp}));
+      const uint64_t elements = ElementCount(parts.LocalOf(tp).shape).value();
+      parts.AddFragment(local, {0, elements, blob_, offset, DType::kF32});
+      return {};
+    };
+  }
+
+  // One rank's state of its part.
+  void StateOn(uint32_t tp, const std::string& kind, const Shape& shape) {
+    StateDict::State state{tp, "a", kind};
+    state.shape = shape;
+    state.rank = tp;
+    state.place = On(tp);
+    dict_.states.push_back(std::move(state));
+  }
+
+  // A tensor that two ranks have rows of, each with an optimizer of its own.
+  StateDict::Tensor& CutWeight() {
+    info_.lists = true;  // what no list names is cut along dim 0
+    dict_.cuts = &info_;
+    dict_.optimizers.resize(2);
+    assembler_.header().layout.tp = 2;
+    StateDict::Tensor& added = Weight("a", {2, 3});
+    added.ranks = {{2, 3}, {1, 3}};
+    added.place = [first = On(0), second = On(1)](Assembler& assembler, AtomParts& parts) {
+      const Status placed = first(assembler, parts);
+      return placed ? second(assembler, parts) : placed;
+    };
+    return added;
+  }
+
   StepModel Step() {
     auto settled = Settle(dict_, options_, assembler_);
     EXPECT_TRUE(settled) << settled.error().message;
@@ -92,6 +128,7 @@ class SettleTest : public testing::Test {
   Assembler assembler_;
   BlobIndex blob_{};
   uint64_t next_ = 0;
+  ShardingInfo info_;
   StateDict dict_;
   Settled settled_;
 };
@@ -239,6 +276,92 @@ TEST_F(SettleTest, SecondNamesAndRolesOfTheFormatCount) {
   ASSERT_EQ(step.aliases.size(), 1u);
   EXPECT_EQ(step.aliases[0].name, "head");
   EXPECT_EQ(RoleOf(step, "b"), Role::kBuffer);
+}
+
+TEST_F(SettleTest, RanksPartsMakeUpOneTensorAndItsStates) {
+  CutWeight();
+  StateOn(0, "exp_avg", {2, 3});
+  StateOn(1, "exp_avg", {1, 3});
+  const StepModel step = Step();
+  EXPECT_EQ(step.parameters[0].shape, (Shape{3, 3}));
+  EXPECT_THAT(KindsOf(step, "a"), ElementsAre("weight", "exp_avg"));
+  const Atom& atom = step.atom(*step.FindAtom(ParameterIndex{0}, "exp_avg"));
+  EXPECT_EQ(atom.shape, (Shape{3, 3}));
+  ASSERT_EQ(atom.source.gathers.size(), 1u);
+  EXPECT_EQ(atom.source.gathers[0].locals.size(), 2u);
+}
+
+TEST_F(SettleTest, AStateOfItsOwnShapeIsNotJoinedFromParts) {
+  dict_.unfit = StateDict::Unfit::kLeftOut;
+  CutWeight();
+  StateOn(0, "exp_avg_sq_row", {2});
+  StateOn(1, "exp_avg_sq_row", {1});
+  StateOn(0, "exp_avg", {3, 2});  // not that of the rank's part
+  const StepModel step = Step();
+  EXPECT_THAT(KindsOf(step, "a"), ElementsAre("weight"));
+  ASSERT_EQ(step.left_out.size(), 2u);
+  EXPECT_THAT(step.left_out[0].why, HasSubstr("ranks hold parts of it"));
+  EXPECT_THAT(step.left_out[1].what, HasSubstr("([3, 2], the parameter [2, 3])"));
+}
+
+TEST_F(SettleTest, APartThatARankLacksIsFound) {
+  CutWeight().place = On(0);
+  ASSERT_TRUE(Settle(dict_, options_, assembler_));
+  EXPECT_FALSE(std::move(assembler_).Finish());
+}
+
+TEST_F(SettleTest, WhatNoRuleSpreadsIsRefusedByName) {
+  CutWeight();
+  dict_.cuts = nullptr;
+  const auto settled = Settle(dict_, options_, assembler_);
+  ASSERT_FALSE(settled);
+  EXPECT_EQ(settled.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(settled.error().message, HasSubstr("over the 2 tensor-parallel ranks: 'a'"));
+}
+
+TEST_F(SettleTest, AWeightThatIsNotStoredIsItsMasterCast) {
+  Weight("a", {4}).place = nullptr;
+  dict_.tensors[0].role = Role::kTrainable;
+  State("a", "master", {4});
+  dict_.states[0].kinds = StateDict::Kinds::kOurs;
+  dict_.model_dtype = DType::kBF16;
+  const StepModel step = Step();
+  EXPECT_EQ(settled_.derived, 1u);
+  const Atom& weight = step.atom(*step.FindAtom(ParameterIndex{0}, "weight"));
+  EXPECT_TRUE(weight.derived);
+  EXPECT_EQ(weight.dtype, DType::kBF16);
+  EXPECT_EQ(step.model_dtype, DType::kBF16);
+}
+
+TEST_F(SettleTest, AWeightWithoutAMasterIsRefused) {
+  Weight("a", {4}).place = nullptr;
+  dict_.tensors[0].role = Role::kTrainable;
+  dict_.model_dtype = DType::kBF16;
+  const auto settled = Settle(dict_, options_, assembler_);
+  ASSERT_FALSE(settled);
+  EXPECT_THAT(settled.error().message, HasSubstr("no file has its weight or its master"));
+}
+
+TEST_F(SettleTest, LayersOfThePipelineCountWhereNoRuleHasThem) {
+  Weight("0.w", {4}).layer = 0;
+  Weight("1.w", {4}).layer = 1;
+  Weight("tied.w", {4}).tied = true;
+  const StepModel step = Step();
+  EXPECT_EQ(step.layers, 2u);
+  EXPECT_EQ(step.parameters[1].stage, StageRule::kLayer);
+  EXPECT_EQ(step.parameters[1].layer, 1u);
+  EXPECT_EQ(step.parameters[2].stage, StageRule::kFirstLast);
+}
+
+TEST_F(SettleTest, GroupsOfOneNumberAreOneGroupOfAllRanks) {
+  dict_.optimizers.resize(2);
+  Weight("a", {4});
+  Weight("b", {4});
+  dict_.groups.push_back({0, "", {{"a", std::nullopt}}, 0});
+  dict_.groups.push_back({1, "", {{"a", std::nullopt}, {"b", std::nullopt}}, 0});
+  const StepModel step = Step();
+  ASSERT_EQ(step.groups.size(), 1u);
+  EXPECT_THAT(step.groups[0].parameters, ElementsAre(ParameterIndex{0}, ParameterIndex{1}));
 }
 
 TEST_F(SettleTest, TwoTensorsOfOneNameAreRefused) {

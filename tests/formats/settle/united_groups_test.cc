@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/sharding/placer.h"
+#include "formats/settle/united_groups.h"
 
 #include <gtest/gtest.h>
 
@@ -25,9 +25,9 @@ std::string HyperParameters(double decay, const std::string& called, int64_t onl
   return PrintPickle(std::move(builder).Finish(root)).value();
 }
 
-class PlacerGroupsTest : public testing::Test {
+class UnitedGroupsTest : public testing::Test {
  protected:
-  PlacerGroupsTest() {
+  UnitedGroupsTest() {
     for (const char* name : {"a", "b", "c", "d", "e"}) {
       Parameter parameter;
       parameter.name = name;
@@ -38,12 +38,12 @@ class PlacerGroupsTest : public testing::Test {
   Status Add(size_t number, const std::string& hyper, std::vector<uint32_t> parameters) {
     std::vector<ParameterIndex> indexes;
     for (const uint32_t i : parameters) indexes.push_back(ParameterIndex{i});
-    return placer_.AddToGroup(number, hyper, indexes);
+    return united_.Add(number, hyper, indexes);
   }
 
   // Names by group.
   std::vector<std::string> Finish() {
-    EXPECT_TRUE(placer_.FinishGroups());
+    EXPECT_TRUE(std::move(united_).Finish(""));
     std::vector<std::string> out;
     for (const Group& group : assembler_.header().groups) {
       std::string names;
@@ -64,12 +64,12 @@ class PlacerGroupsTest : public testing::Test {
   }
 
   Assembler assembler_;
-  Placer placer_{assembler_};
+  UnitedGroups united_{assembler_};
 };
 
 using Names = std::vector<std::string>;
 
-TEST_F(PlacerGroupsTest, StagesWithOneOptimizerAreOneGroup) {
+TEST_F(UnitedGroupsTest, StagesWithOneOptimizerAreOneGroup) {
   ASSERT_TRUE(Add(0, HyperParameters(0.1, "a"), {0, 1}));
   ASSERT_TRUE(Add(1, HyperParameters(0, "c"), {2}));
   ASSERT_TRUE(Add(0, HyperParameters(0.1, "d"), {3, 1}));  // names are the stage's
@@ -79,7 +79,7 @@ TEST_F(PlacerGroupsTest, StagesWithOneOptimizerAreOneGroup) {
   EXPECT_TRUE(assembler_.header().notes.empty());
 }
 
-TEST_F(PlacerGroupsTest, StagesWithOthersAreKeptApart) {
+TEST_F(UnitedGroupsTest, StagesWithOthersAreKeptApart) {
   ASSERT_TRUE(Add(0, HyperParameters(0.1, "a"), {0}));
   ASSERT_TRUE(Add(1, HyperParameters(0, "b"), {1}));
   ASSERT_TRUE(Add(0, HyperParameters(0, "c"), {2}));       // a stage of norms
@@ -90,7 +90,7 @@ TEST_F(PlacerGroupsTest, StagesWithOthersAreKeptApart) {
   ASSERT_EQ(assembler_.header().notes.size(), 1u);
 }
 
-TEST_F(PlacerGroupsTest, AParameterUnderTwoHyperParametersIsRefused) {
+TEST_F(UnitedGroupsTest, AParameterUnderTwoHyperParametersIsRefused) {
   ASSERT_TRUE(Add(0, HyperParameters(0.1, "a"), {0, 1}));
   const Status added = Add(0, HyperParameters(0, "a"), {2, 1});
   ASSERT_FALSE(added);
