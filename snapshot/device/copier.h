@@ -7,7 +7,8 @@
 // Callers reuse the memory after an error: when one is
 // returned, nothing that was enqueued is being copied any more.
 //
-// Thread safety: one thread at a time; Digest, Follow and Pin also beside it.
+// Thread safety: one thread at a time; TakeMoment, Follow and Pin also beside it, and the methods
+// of marks.
 // Units: bytes.
 
 #pragma once
@@ -36,6 +37,7 @@ struct MemoryCopy {
 struct DeviceStream {
   int device = 0;
   uint64_t handle = 0;  // CUstream; 0: the default stream
+  bool operator==(const DeviceStream&) const = default;
 };
 
 struct MemoryPiece {
@@ -44,11 +46,28 @@ struct MemoryPiece {
   int device = 0;
 };
 
-// Digests of pieces of devices' memory, of one moment: where each is once the devices have come so
-// far.  A caller may read them after it has waited for copies that followed them.
-struct PieceDigests {
-  std::vector<const DeviceDigest*> of;        // in the order of the pieces
-  std::vector<std::shared_ptr<void>> memory;  // the memory that they lie in
+// What devices note of their memory at one moment: where it is once they have come so far.  A
+// caller may read it after it has waited for copies that followed it.
+struct DeviceMoment {
+  std::vector<const DeviceDigest*> digests;  // in the order of the pieces
+  // Where copies of the pieces that were to be taken are, on their devices, in their order; those
+  // of one device lie one behind the other.  Empty: a device has no memory for them.
+  std::vector<const std::byte*> taken;
+  std::vector<std::shared_ptr<void>> memory;  // the memory that all this lies in
+};
+
+// A place in the queue of copies.
+class CopyMark {
+ public:
+  CopyMark() = default;
+  virtual ~CopyMark() = default;
+  CopyMark(const CopyMark&) = delete;
+  CopyMark& operator=(const CopyMark&) = delete;
+
+  // True if all that was enqueued before it is in host memory.
+  virtual Result<bool> IsOver() const = 0;
+  // BLOCKS: until that is so.
+  virtual Status Wait() const = 0;
 };
 
 // Says what the trainer's threads do meanwhile.  If they go on, they may
@@ -62,11 +81,12 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Begins to digest devices' memory (PieceDigestOf).  The digest sees
-  // all work that these streams have been given so far, and nothing that
-  // they are given from now on.  kUnsupported where nothing can digest.
-  virtual Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
-                                      std::span<const DeviceStream> streams) = 0;
+  // Begins to digest pieces of devices' memory (PieceDigestOf), and to copy others on their
+  // devices.  Both see all work that these streams have been given so far, and nothing
+  // that they are given from now on.  kUnsupported where nothing can do so.
+  virtual Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece> digested,
+                                          std::span<const MemoryPiece> taken,
+                                          std::span<const DeviceStream> streams) = 0;
   // Makes copies that are enqueued from now on wait for
   // all work that these streams have been given so far.
   virtual Status Follow(std::span<const DeviceStream> streams) = 0;
@@ -74,9 +94,13 @@ class Copier {
   virtual Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) = 0;
   // Waits for all that was enqueued to be in host memory.  BLOCKS: until it is.
   virtual Status Wait() = 0;
-  // Makes copies into `memory` faster for as long as the result is kept; null if it
-  // cannot.  REQUIRES: the memory outlives the result.
-  virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
+  // Marks what was enqueued so far, and makes all work that these streams are given from now
+  // on wait for it, on the device.  kUnsupported where that cannot be: of the host's memory, of a
+  // device of which there is no stream, while a stream's work is captured into a graph.
+  virtual Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream> streams) = 0;
+  // Makes copies into `memory` faster, out of all devices, for as long as the result is kept.
+  // `device`: one that is used.  REQUIRES: the memory outlives the result.
+  virtual Result<std::shared_ptr<const void>> Pin(std::span<std::byte> memory, int device) = 0;
 };
 
 // Returns what a device's digest of a piece is: XXH3-128, padded with zeros to kShortestPiece.
@@ -88,12 +112,14 @@ Status CopyHostMemory(std::span<const MemoryCopy> copies, Trainer trainer);
 
 class HostCopier final : public Copier {
  public:
-  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
-                              std::span<const DeviceStream> streams) override;
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece> digested,
+                                  std::span<const MemoryPiece> taken,
+                                  std::span<const DeviceStream> streams) override;
   Status Follow(std::span<const DeviceStream> streams) override;
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;
-  std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream> streams) override;
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte> memory, int device) override;
 };
 
 }  // namespace ckptfs

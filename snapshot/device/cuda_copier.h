@@ -27,32 +27,34 @@ namespace ckptfs {
 
 inline constexpr const char* kCudaLibrary = "libcuda.so.1";
 
+class CudaDevice;
+
 class CudaCopier final : public Copier {
  public:
-  // kUnsupported if the library cannot be used.  No device is touched.  `image`: the kernel.
+  // kUnsupported if the library cannot be used.  No device is touched.  `image`: the kernels.
   static Result<std::unique_ptr<CudaCopier>> Open(const std::string& library = kCudaLibrary,
                                                   std::span<const std::byte> image = CudaImage());
   ~CudaCopier() override;
 
-  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
-                              std::span<const DeviceStream> streams) override;
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece> digested,
+                                  std::span<const MemoryPiece> taken,
+                                  std::span<const DeviceStream> streams) override;
   Status Follow(std::span<const DeviceStream> streams) override;
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;
-  // Page-locks it for all devices, of which one has to be known by a Follow.
-  std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream> streams) override;
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte> memory, int device) override;
 
  private:
-  class Device;
   CudaCopier(std::shared_ptr<const CudaDriver> driver, std::span<const std::byte> image);
-  Result<std::shared_ptr<Device>> DeviceOf(int ordinal);
-  std::map<int, std::shared_ptr<Device>> Devices();
+  Result<std::shared_ptr<CudaDevice>> DeviceOf(int ordinal);
+  std::map<int, std::shared_ptr<CudaDevice>> Devices();
   Status Begin(std::span<const MemoryCopy> copies, Trainer trainer);
 
   const std::shared_ptr<const CudaDriver> driver_;
   const std::span<const std::byte> image_;
   Mutex mutex_;
-  std::map<int, std::shared_ptr<Device>> devices_ GUARDED_BY(mutex_);
+  std::map<int, std::shared_ptr<CudaDevice>> devices_ GUARDED_BY(mutex_);
 };
 
 // Makes copiers of that library, the host's if it is gone by then; empty where it cannot

@@ -30,6 +30,9 @@ bool FindAll(void* library, CudaDriver& driver) {
          Find(library, "cuEventDestroy_v2", driver.destroy_event) &&
          Find(library, "cuEventRecord", driver.record_event) &&
          Find(library, "cuEventSynchronize", driver.synchronize_event) &&
+         Find(library, "cuEventQuery", driver.query_event) &&
+         Find(library, "cuMemAlloc_v2", driver.allocate) &&
+         Find(library, "cuMemFree_v2", driver.free) &&
          Find(library, "cuMemcpyDtoHAsync_v2", driver.copy_to_host) &&
          Find(library, "cuMemHostRegister_v2", driver.register_host) &&
          Find(library, "cuMemHostUnregister", driver.unregister_host) &&

@@ -25,6 +25,7 @@ struct CudaDriver {
   using Handle = void*;                // CUcontext, CUstream, CUevent
   using Address = unsigned long long;  // CUdeviceptr
 
+  static constexpr Code kNotReady = 600;             // CUDA_ERROR_NOT_READY
   static constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
   static constexpr unsigned kEventQuiet = 3;         // BLOCKING_SYNC | DISABLE_TIMING
   static constexpr unsigned kRegisterPortable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
@@ -49,6 +50,9 @@ struct CudaDriver {
   Code (*copy_to_host)(void* to, Address from, size_t bytes, Handle stream) = nullptr;
   Code (*register_host)(void* memory, size_t bytes, unsigned flags) = nullptr;
   Code (*unregister_host)(void* memory) = nullptr;
+  Code (*query_event)(Handle event) = nullptr;  // kNotReady: it is not over
+  Code (*allocate)(Address* memory, size_t bytes) = nullptr;
+  Code (*free)(Address memory) = nullptr;
   Code (*allocate_host)(void** memory, size_t bytes, unsigned flags) = nullptr;
   Code (*free_host)(void* memory) = nullptr;
   // Swaps this thread's mode: in the relaxed one no call of ours breaks a graph that another

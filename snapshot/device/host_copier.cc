@@ -133,8 +133,9 @@ DeviceDigest PieceDigestOf(std::span<const std::byte> bytes) {
   return {digest.high, digest.low};
 }
 
-Result<PieceDigests> HostCopier::Digest(std::span<const MemoryPiece>,
-                                        std::span<const DeviceStream>) {
+Result<DeviceMoment> HostCopier::TakeMoment(std::span<const MemoryPiece>,
+                                            std::span<const MemoryPiece>,
+                                            std::span<const DeviceStream>) {
   return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
 }
 
@@ -166,6 +167,12 @@ Status HostCopier::Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) 
 
 Status HostCopier::Wait() { return {}; }
 
-std::shared_ptr<const void> HostCopier::Pin(std::span<std::byte>) { return nullptr; }
+Result<std::shared_ptr<const CopyMark>> HostCopier::Mark(std::span<const DeviceStream>) {
+  return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
+}
+
+Result<std::shared_ptr<const void>> HostCopier::Pin(std::span<std::byte>, int) {
+  return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
+}
 
 }  // namespace ckptfs

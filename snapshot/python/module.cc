@@ -70,12 +70,18 @@ class CalledCopier final : public Copier {
     return host_.Enqueue(copies, trainer);
   }
   Status Wait() override { return host_.Wait(); }
-  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
-                              std::span<const DeviceStream> streams) override {
-    return host_.Digest(pieces, streams);
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece> digested,
+                                  std::span<const MemoryPiece> taken,
+                                  std::span<const DeviceStream> streams) override {
+    return host_.TakeMoment(digested, taken, streams);
+  }
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream> streams) override {
+    return host_.Mark(streams);
   }
   Status Follow(std::span<const DeviceStream> streams) override { return host_.Follow(streams); }
-  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte> memory, int device) override {
+    return host_.Pin(memory, device);
+  }
 
  private:
   std::shared_ptr<PyObject> call_;
@@ -281,6 +287,8 @@ nb::dict StatusOf(const Writer& writer) {
   out["last_durable"] = status.last_durable ? nb::cast(*status.last_durable) : nb::none();
   out["last_drop"] = TextOf(status.last_drop);
   out["file_bytes"] = status.file_bytes;
+  out["arena_bytes"] = status.arena_bytes;
+  out["pinned_bytes"] = status.pinned_bytes;
   out["unproved"] = status.unproved;
   out["unproved_bytes"] = status.unproved_bytes;
   out["save_seconds"] = status.save_seconds;
@@ -329,6 +337,7 @@ NB_MODULE(_native, module) {
           nb::arg("cuda_library"), nb::arg("before_copy").none())
       .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"), nb::arg("shot"),
            nb::arg("limit") = nb::none())
+      .def("expect", &SnapshotWriter::Expect, Unlocked())
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)
       .def("cancel", &SnapshotWriter::Cancel, Unlocked())
@@ -339,6 +348,13 @@ NB_MODULE(_native, module) {
             return self.WaitBeforeUpdate(Milliseconds(seconds), last);
           },
           Unlocked())
+      .def("hold_update",
+           [](Writer& self, const std::vector<std::pair<int, uint64_t>>& streams) {
+             nb::gil_scoped_release unlock;
+             std::vector<DeviceStream> given;
+             for (const auto& [device, handle] : streams) given.push_back({device, handle});
+             return self.HoldUpdate(given);
+           })
       .def(
           "wait_durable",
           [](Writer& self, uint64_t step, double seconds) {

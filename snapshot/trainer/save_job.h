@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,15 +46,24 @@ struct SaveJob {
   uint64_t attempt = 0;
   std::shared_ptr<SnapshotLink> link;
   std::vector<uint32_t> chunks;
-  size_t copied = 0;  // chunks whose bytes are in the arena
+  size_t copied = 0;  // chunks whose bytes are in the arena, as the copying thread knows
   size_t sent = 0;
+  // Under the writer's copy_mutex, of a save whose copies run ahead (proof.is_of_devices()): chunks
+  // whose copies were begun, and how far the marks behind them reach.
+  struct Begun {
+    size_t chunks = 0;
+    std::shared_ptr<const CopyMark> mark;
+  };
+  size_t begun = 0;
+  std::deque<Begun> marks = {};
   Clock::time_point end = Clock::time_point::max();  // dropped if it is not over by then
   bool waited = false;                               // for room
   bool interrupted = false;                          // while it did, or waited for a daemon
   // Under the writer's mutex:
-  bool safe = false;         // its memory may change
-  bool ended = false;        // all is handed over, or it is dropped
-  std::string failure = {};  // why it is dropped
+  bool safe = false;                    // its memory may change
+  std::vector<DeviceStream> held = {};  // these wait for its copies, and may then change it
+  bool ended = false;                   // all is handed over, or it is dropped
+  std::string failure = {};             // why it is dropped
 
   uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
   uint64_t ChunkEnd(size_t i) const {
@@ -62,6 +72,14 @@ struct SaveJob {
 
   bool IsCopied() const { return copied == chunks.size(); }
   bool IsOver() const { return IsCopied() && sent == chunks.size(); }
+
+  // How much of the arena has to be page-locked so that copies into these chunks are.
+  uint64_t PinnedBytes() const {
+    return chunks.empty() ? 0 : (*std::ranges::max_element(chunks) + 1) * link->shape().chunk_bytes;
+  }
+  bool IsPinned() const {
+    return link->pinner() != nullptr && link->pinner()->pinned_bytes() >= PinnedBytes();
+  }
 
   // Capture::interrupted; by the thread that saves.
   bool Interrupted() {
@@ -76,14 +94,21 @@ struct SaveJob {
     return changed ? changed(all) : "";
   }
 
-  // Returns the copies that fill chunk `i`, as CaptureFile::Runs has them.
+  // Returns the copies that fill chunk `i`, in order: those that the save waits for, or all others,
+  // of which some are copies of what devices have taken.
   std::vector<MemoryCopy> Copies(size_t i, bool lazy) const {
     const uint64_t begin = ChunkBegin(i);
     const std::span<std::byte> payload = link->arena().Payload(chunks[i]);
     std::vector<MemoryCopy> copies;
-    for (const CopyRun& run : file.Runs(begin, ChunkEnd(i), lazy)) {
+    const auto add = [&](const CopyRun& run) {
       copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
+    };
+    for (const CopyRun& run : file.Runs(begin, ChunkEnd(i), lazy)) {
+      if (lazy || !proof.taken().Has(run.at)) add(run);
     }
+    if (!lazy || proof.taken().empty()) return copies;
+    for (const CopyRun& run : proof.taken().Runs(begin, ChunkEnd(i))) add(run);
+    std::ranges::sort(copies, {}, &MemoryCopy::to);
     return copies;
   }
 

@@ -53,7 +53,9 @@ void SaveProof::Release(std::span<const MemoryCopy> copies) const {
 Status SaveProof::BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Copier& copier) {
   std::vector<MemoryPiece> memory;
   std::vector<Piece> pieces;
+  bool of_devices = true;
   for (const CopyRun& run : file.Runs(0, file.bytes(), true)) {
+    of_devices = of_devices && run.device != kHost;
     for (uint64_t at = 0; run.device != kHost && at < run.bytes;) {
       const uint64_t begin = run.at + at;
       const uint64_t bytes =
@@ -63,8 +65,12 @@ Status SaveProof::BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Co
       at += bytes;
     }
   }
-  if (pieces.empty()) return {};
-  CKPT_ASSIGN_OR_RETURN(digests_, copier.Digest(memory, file.capture().streams));
+  TakenRuns taken(file);
+  if (pieces.empty() && taken.empty()) return {};
+  CKPT_ASSIGN_OR_RETURN(moment_, copier.TakeMoment(memory, taken.pieces(), file.capture().streams));
+  taken.Place(moment_.taken);
+  taken_ = std::move(taken);
+  of_devices_ = of_devices;
   for (const Piece& piece : pieces) unproved_ -= piece.bytes;
   pieces_ = std::move(pieces);
   return {};
@@ -83,7 +89,7 @@ SaveProof::Compared SaveProof::DigestAndCompare(uint64_t begin,
     const auto bytes = copied.subspan(at, piece->bytes);
     whole.Add(copied.subspan(done, at - done));
     const size_t index = static_cast<size_t>(piece - pieces_.begin());
-    if (PieceDigestOf(bytes) != *digests_.of[index]) compared.changed = piece->at;
+    if (PieceDigestOf(bytes) != *moment_.digests[index]) compared.changed = piece->at;
     whole.Add(bytes);
     done = at + piece->bytes;
   }

@@ -2,7 +2,7 @@
 //
 // SaveProof says whether what was copied late is what was there at the save.  It watches
 // host memory page by page (write_watch.h).  Devices digest their memory before anything
-// else can write it (Copier::Digest).  Other memory is compared at a few places
+// else can write it (Copier::TakeMoment).  Other memory is compared at a few places
 // (source_samples.h) or not at all.  This is not a proof: unproved_bytes() is how much.
 //
 // Thread safety: none; begun by the thread that saves, then the copying thread's.
@@ -21,6 +21,7 @@
 #include "snapshot/device/copier.h"
 #include "snapshot/trainer/capture.h"
 #include "snapshot/trainer/source_samples.h"
+#include "snapshot/trainer/taken_runs.h"
 #include "snapshot/trainer/write_watch.h"
 
 namespace ckptfs {
@@ -29,8 +30,9 @@ class SaveProof {
  public:
   // Sees writes from now on.  Bytes of the file beside the watched pages are not lazy any more.
   void Begin(CaptureFile& file);
-  // Begins to digest the devices' memory that is copied late, on the capture's streams, as it
-  // is after what they do now.  `chunk_bytes`: no piece lies in two chunks of so many bytes.
+  // Begins to digest the devices' memory that is copied late, and to take what is small and cannot
+  // wait, on the capture's streams, as it is after what they do now.  `chunk_bytes`: no piece
+  // lies in two chunks of so many bytes.  kUnsupported: nothing was digested nor taken.
   Status BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Copier& copier);
 
   // Returns the first byte of the file, in what was copied for [begin, begin + copied.size()),
@@ -52,6 +54,11 @@ class SaveProof {
   }
   // Nothing is protected any more.
   void End() { watch_.reset(); }
+  // What devices took when the save was called.
+  const TakenRuns& taken() const { return taken_; }
+  // True if all that is copied late lies on devices, and is proved: whoever writes too early costs
+  // the save, and the host need not wait for its copies.
+  bool is_of_devices() const { return of_devices_; }
   // Returns how many bytes of what is copied late only samples, or nothing, speak for.
   uint64_t unproved_bytes() const { return unproved_; }
 
@@ -64,7 +71,9 @@ class SaveProof {
     uint64_t bytes = 0;
   };
   std::vector<Piece> pieces_;  // of devices' memory, rising
-  PieceDigests digests_;       // of each
+  DeviceMoment moment_;        // the digest of each
+  TakenRuns taken_;
+  bool of_devices_ = false;
 };
 
 }  // namespace ckptfs

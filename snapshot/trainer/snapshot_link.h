@@ -22,6 +22,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "snapshot/trainer/arena_pinner.h"
 #include "snapshot/trainer/said_steps.h"
 #include "snapshot/wire/arena.h"
 #include "snapshot/wire/protocol.h"
@@ -83,9 +84,11 @@ class SnapshotLink {
   bool HasRoom(uint64_t bytes) const;
   // Gives back chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
-  // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
-  // REQUIRES: one thread.
-  void KeepPinned(std::shared_ptr<const void> pinned) { pinned_ = std::move(pinned); }
+  // Keeps what page-locks the arena for devices, as long as this has it.  REQUIRES: once, before
+  // other threads have the link, or by the one that saves.
+  void KeepPinned(std::unique_ptr<ArenaPinner> pinner) { pinner_ = std::move(pinner); }
+  // Null: nothing does.
+  ArenaPinner* pinner() const { return pinner_.get(); }
   // Sends a message.  A daemon that does not read for ten seconds is away.  While
   // it is away, a begin fails, and the link sends other messages later.  While it
   // does not read (it is stopped, say), a thread of the link's sends them.
@@ -120,7 +123,7 @@ class SnapshotLink {
   const LinkRequest request_;
   const Descriptor memory_;
   const std::unique_ptr<ArenaWriter> arena_;
-  std::shared_ptr<const void> pinned_;  // before the arena goes
+  std::unique_ptr<ArenaPinner> pinner_;  // ends before the arena goes
   const Hear hear_;
   std::atomic<bool> leaving_{false};
   mutable Mutex mutex_;

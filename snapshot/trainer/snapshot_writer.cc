@@ -21,15 +21,9 @@ using Interrupted = SnapshotLink::Interrupted;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
-constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
-constexpr std::chrono::seconds kSlowAnswer{1};
 // Between two saves: what is not durable then says something of the store.
 constexpr std::chrono::milliseconds kInterval{100};
 constexpr std::string_view kCancelled = "cancelled";
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 
@@ -131,54 +125,6 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
   return std::nullopt;
 }
 
-// Returns a link whose arena has room for captures of this size.  A daemon that is slow
-// to say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
-Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupted& asked) {
-  const auto start = Clock::now();
-  const uint64_t door = SnapshotDoorOf(options.store);
-  if (start < next_greeting && door == silent && !(link && link->connected())) {
-    return Fail(ErrorCode::kIo, "the daemon did not answer; it will be asked again later");
-  }
-  bool interrupted = false;  // an interrupt says nothing of the daemon
-  auto connected = Greet(bytes, [&] { return interrupted = asked && asked(); });
-  const auto now = Clock::now();
-  if (!connected && !interrupted && now - start >= kSlowAnswer) {
-    next_greeting = now + 9 * (now - start);
-    silent = door;
-  }
-  return connected;
-}
-
-Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& asked) {
-  const uint32_t slots = std::max<uint32_t>(options.slots, 1);
-  if (link && (link->gone() || !link->Fits(bytes, slots))) {
-    retired.push_back(std::exchange(link, nullptr));
-  }
-  uint64_t attempt = 0;  // the attempt that is being saved
-  std::vector<LinkPtr> over;
-  {
-    MutexLock lock(mutex);
-    attempt = last_attempt;
-    for (auto& one : retired) {
-      if (one->gone() || !HasUnderWay(one.get())) over.push_back(std::exchange(one, nullptr));
-    }
-  }
-  std::erase(retired, nullptr);
-  if (link) {
-    CKPT_RETURN_IF_ERROR(link->ComeBack(asked));
-    return link;
-  }
-  over.clear();  // before more is asked for: the daemon may have room for one arena only
-  const LinkRequest request{
-      options.store, options.run, options.job, options.rank,       options.world,        bytes,
-      slots,         life,        attempt,     options.away_limit, options.welcome_limit};
-  const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
-  CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
-  MutexLock lock(mutex);
-  status.connected = link->connected();  // its reader may have told of that first
-  return link;
-}
-
 Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
   const uint64_t bytes = job.file.bytes();
   job.chunks = job.link->TakeChunks(bytes, Clock::time_point::min());
@@ -230,9 +176,8 @@ Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
   if (!digested && digested.error().code != ErrorCode::kUnsupported) return digested;
   if (!digested) SayUnproved(digested.error().message);
   CKPT_RETURN_IF_ERROR(lazy_copier->Follow(streams));
-  if (pinned.lock() == job.link) return {};
-  job.link->KeepPinned(eager_copier->Pin(job.link->arena().All()));
-  pinned = job.link;
+  if (job.link->pinner() == nullptr) PinArena(*job.link, streams.front().device);
+  job.link->pinner()->TryAgain();
   return {};
 }
 
@@ -261,7 +206,9 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
     CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(job.Copies(i, false), Trainer::kWaits));
   }
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
-  const std::string name = job.Changed(false);
+  std::string name = job.Changed(false);
+  // What is copied later is compared with its digest, and may be written by then.
+  if (name.empty() && job.proof.is_of_devices()) name = job.Changed(true);
   if (!name.empty())
     return Fail(ErrorCode::kStale, StrCat(name,
                                           " was written while it was being "
@@ -316,8 +263,10 @@ bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
 
 void SnapshotWriter::State::Run() {
   while (const JobPtr job = Next()) {
+    CopyAhead();
     Status done = Caught([&] { return CopyOrSend(job); });
-    if (!done) (void)Caught([&] { return lazy_copier->Wait(); });
+    if (!done && job->proof.is_of_devices()) EndCopies(*job);
+    if (!done && !job->proof.is_of_devices()) (void)Caught([&] { return lazy_copier->Wait(); });
     if (done && !job->IsOver()) continue;
     Finish(job, done);
     MutexLock lock(mutex);
@@ -337,117 +286,6 @@ SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
   return urgent && waited != jobs.end() ? *waited : jobs.front();
 }
 
-// Copies the next chunk, or several if an update waits for them; or hands over
-// a chunk.  A copied chunk is handed over at once, unless an update waits.
-Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
-  bool copy = job->copied == job->sent;
-  Trainer trainer;
-  {
-    MutexLock lock(mutex);
-    const auto outcome = outcomes.find(job->attempt);
-    if (outcome != outcomes.end() && job->copied > 0) {
-      outcome->second.progress.copied = job->ChunkEnd(job->copied - 1);
-    }
-    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
-    if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time limit has passed");
-    copy = copy || (urgent && !job->IsCopied());
-    trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
-  }
-  if (!copy) return SendChunk(*job);
-  const size_t count = trainer == Trainer::kWaits ? kTogether : 1;
-  std::vector<std::vector<MemoryCopy>> chunks;
-  uint64_t bytes = 0;
-  for (size_t i = job->copied; i < job->chunks.size() && chunks.size() < count; ++i) {
-    chunks.push_back(job->Copies(i, true));
-    for (const MemoryCopy& one : chunks.back()) bytes += one.bytes;
-  }
-  if (!Pace(*job, bytes)) return {};
-  for (const auto& copies : chunks) CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(copies, trainer));
-  CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
-  for (const auto& copies : chunks) {
-    const std::string changed = job->FindChange(job->copied, copies);
-    if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
-    if (trainer == Trainer::kGoesOn) job->proof.Release(copies);
-    ++job->copied;
-  }
-  return job->IsCopied() ? Verify(job) : Status();
-}
-
-// Returns when the next `bytes` may be read; false if the job is over before.
-bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
-  if (options.pace == 0 || bytes == 0) return true;
-  const auto start = std::max(Clock::now(), next_copy);
-  {
-    MutexLock lock(mutex);
-    while (!urgent && !wants_room && !stopping && job.failure.empty() &&
-           moved.WaitUntil(mutex, std::min(start, job.end))) {
-    }
-    if (!job.failure.empty() || Clock::now() >= job.end) return false;
-  }
-  // The next save does not pay for bytes that were hurried.
-  next_copy = std::min(start, Clock::now()) +
-              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
-                  static_cast<double>(bytes) / static_cast<double>(options.pace)));
-  return true;
-}
-
-Status SnapshotWriter::State::SendChunk(SaveJob& job) {
-  const uint32_t chunk = job.chunks[job.sent];
-  ChunkHeader header;
-  header.rank = options.rank;
-  header.stream = stream;
-  header.step = job.file.capture().step;
-  header.attempt = job.attempt;
-  header.sequence = job.sent;
-  header.length = job.ChunkEnd(job.sent) - job.ChunkBegin(job.sent);
-  const auto [changed, payload] = job.DigestChunk(job.sent);
-  if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
-  header.payload = payload;
-  job.link->arena().WriteHeader(chunk, header);
-  SnapshotMessage message = job.Message(SnapshotWord::kChunk);
-  message.sequence = job.sent;
-  message.chunk = chunk;
-  ++job.sent;  // it is not ours to reuse, even if it does not arrive
-  return job.link->Send(message);
-}
-
-// Ends the copying of a job: nothing of it was written meanwhile, and from now on may be.
-Status SnapshotWriter::State::Verify(const JobPtr& job) {
-  const std::string name = job->Changed(true);
-  job->proof.Leave();
-  {
-    MutexLock lock(mutex);
-    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
-    job->safe = true;
-    moved.NotifyAll();
-  }
-  job->proof.End();  // beside the update
-  if (name.empty()) return {};
-  return Fail(ErrorCode::kStale, StrCat(name, kWritten));
-}
-
-void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
-  job->proof.End();
-  {
-    MutexLock lock(mutex);
-    if (done && !job->failure.empty()) done = Fail(ErrorCode::kExhausted, job->failure);
-    job->ended = true;
-    // First: the daemon tells all ranks.
-    if (!done) Settle(job->attempt, Fate::kDropped, done.error().message);
-  }
-  SnapshotMessage message = job->Message(done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
-  if (!done) message.text = done.error().message;
-  if (done) message.length = job->proof.unproved_bytes();
-  const Status sent = job->link->Send(message);
-  job->link->GiveBack({job->chunks.begin() + static_cast<ptrdiff_t>(job->sent), job->chunks.end()});
-  MutexLock lock(mutex);
-  job->safe = true;
-  if (done && !sent) Settle(job->attempt, Fate::kDropped, "the daemon went away");
-  // The link may have gone before this attempt was known to be its.
-  if (job->link->gone()) Settle(job->attempt, Fate::kDropped, "the daemon went away");
-  moved.NotifyAll();
-}
-
 SnapshotWriter::SnapshotWriter(WriterOptions options)
     : state_(std::make_unique<State>(std::move(options))) {}
 
@@ -457,6 +295,15 @@ SnapshotWriter::~SnapshotWriter() {
     return;
   }
   Close();
+}
+
+void SnapshotWriter::Expect(uint64_t bytes, int device) {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  MutexLock lock(state.mutex);
+  if (state.maker.joinable() || state.stopping || state.status.saves != 0) return;
+  state.making = true;
+  state.maker = std::thread([&state, bytes, device] { state.MakeAhead(bytes, device); });
 }
 
 bool SnapshotWriter::Save(Capture capture, std::optional<std::chrono::milliseconds> limit) {
@@ -581,6 +428,11 @@ void SnapshotWriter::Close() {
     state.moved.NotifyAll();
   }
   if (state.thread.joinable()) state.thread.join();
+  if (state.maker.joinable()) state.maker.join();
+  const LinkPtr unused = [&] {
+    MutexLock lock(state.mutex);
+    return std::exchange(state.ready, nullptr);
+  }();
   state.link.reset();
   state.retired.clear();
   MutexLock lock(state.mutex);

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,10 +64,12 @@ struct WriterStatus {
   std::optional<uint64_t> last_durable;  // step
   std::string last_drop;                 // why; empty: none was
   uint64_t file_bytes = 0;               // of the last capture
+  uint64_t arena_bytes = 0;              // of the newest arena; 0: there is none
+  uint64_t pinned_bytes = 0;             // of it, page-locked for devices
   uint64_t unproved = 0;                 // saves of which a write could go unseen (save_proof.h)
   uint64_t unproved_bytes = 0;           // of the last capture: how much
   double save_seconds = 0;               // in Save, all together
-  double wait_seconds = 0;               // in WaitBeforeUpdate, all together
+  double wait_seconds = 0;               // before updates, all together
 };
 
 // How far a save of a step has come, in bytes of this rank's file.
@@ -83,6 +86,10 @@ class SnapshotWriter {
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
+  // Has the daemon make an arena for saves of so many bytes, and page-locks it for devices, of
+  // which `device` is one, while the caller goes on.  Without this the first save waits for
+  // it.  Once, before the first save.  If there is no daemon nothing happens.
+  void Expect(uint64_t bytes, int device);
   // Returns false if the snapshot was dropped.  The lazy tensors must not
   // change until WaitBeforeUpdate returned; the others may change at once.  The
   // snapshot is dropped if it is not handed over whole `limit` after this call.
@@ -102,6 +109,12 @@ class SnapshotWriter {
   // drops what is not copied; or it returns false if this is not the `last` part of a wait.
   bool WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit = std::nullopt,
                         bool last = true);
+  // The same on the devices: work that these streams, of all devices that are saved, are given from
+  // now on comes after all copies, and the caller does not wait for these.  False if that
+  // cannot be, and WaitBeforeUpdate has to be called: of the host's memory, of memory that is
+  // unproved, while a graph is captured.
+  // BLOCKS: until all copies are begun.
+  bool HoldUpdate(std::span<const DeviceStream> streams);
   // Returns true when the newest save of the step is durable with all ranks' parts.  False if
   // it was dropped, is unknown, or the time is over; also for what was under way at Close.
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);

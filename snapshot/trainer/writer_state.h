@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The state of a SnapshotWriter: its saves, its daemon, and the
-// thread that copies.  A private part of snapshot_writer.cc.
+// thread that copies.  A private part of snapshot_writer.cc, writer_copies.cc and writer_links.cc.
 //
-// Thread safety: `save_mutex` is held through a Save, `mutex` never for long, and after it.
+// Thread safety: `save_mutex` is held through a Save, `copy_mutex` while copies are begun, `mutex`
+// never for long; in this order.
 // Lifetime: Close ends the thread.
 
 #pragma once
@@ -25,6 +26,10 @@
 
 namespace ckptfs {
 
+inline double SecondsSince(SaveJob::Clock::time_point start) {
+  return std::chrono::duration<double>(SaveJob::Clock::now() - start).count();
+}
+
 struct SnapshotWriter::State {
   using Clock = SaveJob::Clock;
   using JobPtr = std::shared_ptr<SaveJob>;
@@ -38,6 +43,10 @@ struct SnapshotWriter::State {
   Status TakeRoom(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status FollowDevices(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void SayUnproved(const std::string& why);
+  void PinArena(SnapshotLink& of, int device);
+  void MakeAhead(uint64_t bytes, int device);
+  Status AwaitAhead(const Interrupted& asked) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Result<LinkPtr> OpenLink(uint64_t bytes, uint64_t attempt, const Interrupted& asked);
   bool Pace(const SaveJob& job, uint64_t bytes);
   void Abandon(const SaveJob& job, uint64_t step, const std::string& why);
   Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
@@ -48,6 +57,13 @@ struct SnapshotWriter::State {
   void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
   JobPtr Next();
   Status CopyOrSend(const JobPtr& job);
+  Status LandCopies(const JobPtr& job);
+  bool HasBegun(const SaveJob& job);
+  void CopyAhead();
+  void Fails(SaveJob& job, const std::string& why);
+  Status BeginCopies(SaveJob& job, size_t chunks) EXCLUSIVE_LOCKS_REQUIRED(copy_mutex);
+  void EndCopies(SaveJob& job);
+  std::optional<std::vector<JobPtr>> ToHold(std::span<const DeviceStream> streams);
   Status SendChunk(SaveJob& job);
   Status Verify(const JobPtr& job);
   void Finish(const JobPtr& job, Status done);
@@ -81,10 +97,11 @@ struct SnapshotWriter::State {
   LinkPtr link GUARDED_BY(save_mutex);
   // Earlier ones, whose arenas became too small, while their steps are written.
   std::vector<LinkPtr> retired GUARDED_BY(save_mutex);
-  std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
   Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
   Clock::time_point last_taken GUARDED_BY(save_mutex){};  // a save
   uint64_t silent GUARDED_BY(save_mutex) = 0;             // the door behind which nobody answered
+
+  Mutex copy_mutex;  // SaveJob::begun; who gives copies to lazy_copier that run ahead
 
   Mutex mutex;
   CondVar moved;  // a job became safe or ended, an outcome settled
@@ -95,12 +112,16 @@ struct SnapshotWriter::State {
   std::vector<std::string> log GUARDED_BY(mutex);
   std::string said GUARDED_BY(mutex);           // the trouble that was said last
   std::string said_unproved GUARDED_BY(mutex);  // why nothing proves what devices' copies are of
+  std::string said_unpinned GUARDED_BY(mutex);  // why the arena is not page-locked
   bool said_full GUARDED_BY(mutex) = false;     // SayFull
   bool urgent GUARDED_BY(mutex) = false;        // an update waits for copies
   bool wants_room GUARDED_BY(mutex) = false;    // a save waits for what copies hold
+  bool making GUARDED_BY(mutex) = false;        // an arena is being made ahead of the first save
+  LinkPtr ready GUARDED_BY(mutex);              // it was made
   bool stopping GUARDED_BY(mutex) = false;
   Clock::time_point next_copy = Clock::time_point::min();  // by pace; the copying thread's
   std::thread thread;
+  std::thread maker;  // of an arena; begun under `mutex`
 };
 
 }  // namespace ckptfs

@@ -36,7 +36,7 @@ def make(parameters, device='cpu'):
 
 def state_of(net, optimizer):
     """Returns what every side saves."""
-    return {'model': net.state_dict(), 'optimizer': optimizer.state_dict(),
+    return {'model': dict(net.state_dict()), 'optimizer': optimizer.state_dict(),
             'args': {'num_attention_heads': shape.HEADS}}
 
 
@@ -125,16 +125,26 @@ class SharedAsyncSave(AsyncSave):
 class PinnedAsyncSave(AsyncSave):
     """The same, staged into page-locked memory beside the training."""
 
-    def use_stager(self):
-        """torch 2.11 closes the one that it was given when a save is done, and later ones keep it."""
+    def __init__(self, *args):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-        inner = getattr(self.stager, '_state_dict_stager', None)
-        if self.stager is None or not getattr(inner, '_deepcopy_dispatch', True):
-            self.stager = DefaultStager(StagingOptions())
+
+        class KeptStager(DefaultStager):
+            """torch 2.11 closes a stager when a save is done, and a closed one copies nothing more:
+            the next save would fail, or page-lock its memory anew."""
+
+            def close(self, last=False):
+                if last:
+                    super().close()
+
+        super().__init__(*args)
+        self.stager = KeptStager(StagingOptions())
+
+    def close(self):
+        self.drain()
+        self.stager.close(last=True)
+        super().close()
 
     def save(self, step):
-        self.drain()
-        self.use_stager()
         super().save(step)
         self.staged = self.future.staging_completion
         self.future = self.future.upload_completion
@@ -323,6 +333,16 @@ class Job:
                 'blocked': self.saver.blocked / self.saver.saves,
                 'kept': self.durable() - first if first is not None else self.saver.saves}
 
+    def ready(self):
+        """Seconds until the memory for saves of a device is made and page-locked, which begins with the
+        Snapshotter."""
+        start = time.perf_counter()
+        while True:
+            now, waited = self.saver.snap.status(), time.perf_counter() - start
+            if waited > 60 or 0 < now['arena_bytes'] <= now['pinned_bytes']:
+                return waited
+            time.sleep(0.005)
+
     def durable(self):
         """Ours say how many were kept."""
         return self.saver.snap.status()['durable'] if hasattr(self.saver, 'snap') else None
@@ -428,10 +448,12 @@ def main():
     parameters, iterations = float(sys.argv[3]), int(sys.argv[4])
     job = Job(side, out, parameters, sys.argv[5])
     result = {'parameters': sum(p.numel() for p in job.net.parameters())}
+    if job.device != 'cpu' and hasattr(job.saver, 'snap'):
+        result['ready'] = job.ready()
     if side != 'nothing':
         first = time.perf_counter()
         job.save()
-        result['first'] = time.perf_counter() - first  # memory is made here
+        result['first'] = time.perf_counter() - first  # a processor's memory is made here
         job.train(1)
         job.saver.drain()
         result['each'] = job.loop(iterations, 1)

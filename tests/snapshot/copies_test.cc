@@ -68,12 +68,17 @@ class GatedCopier final : public Copier {
     return host_.Enqueue(copies, trainer);
   }
   Status Wait() override { return {}; }
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
-                              std::span<const DeviceStream>) override {
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece>, std::span<const MemoryPiece>,
+                                  std::span<const DeviceStream>) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
-  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte>, int) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
 
  private:
   std::mutex& gate_;

@@ -3,90 +3,22 @@
 // CudaCopier on a driver that is not one (tests/support/fake_cuda.cc).
 #include "snapshot/device/cuda_copier.h"
 
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <future>
-#include <map>
+#include <random>
 
-#include "tests/snapshot/receiving.h"
-#include "tests/support/fake_cuda.h"
+#include "tests/snapshot/on_fake_cuda.h"
 
 namespace ckptfs {
 namespace {
 
 using testing_support::kLong;
 using testing_support::RankMemory;
-using testing_support::ReceiverTest;
 
-template <class Call>
-Call* Fake(const char* name) {
-  static void* library = dlopen(CKPTFS_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<Call*>(dlsym(library, name));
-}
-void Gate(bool open) { Fake<FakeCudaGate>("FakeCudaGateCall")(open); }
-void FailAt(uint64_t n) { Fake<FakeCudaFailAt>("FakeCudaFailAtCall")(n); }
-uint64_t Calls() { return Fake<FakeCudaCalls>("FakeCudaCallsCall")(); }
-uint64_t Contexts() { return Fake<FakeCudaContexts>("FakeCudaContextsCall")(); }
-uint64_t Pinned() { return Fake<FakeCudaPinned>("FakeCudaPinnedCall")(); }
-void RefusePins(bool refuse) { Fake<FakeCudaRefusePins>("FakeCudaRefusePinsCall")(refuse); }
-void RefuseModules(bool refuse) {
-  Fake<FakeCudaRefuseModules>("FakeCudaRefuseModulesCall")(refuse);
-}
-void Capturing(bool begin) { Fake<FakeCudaCapture>("FakeCudaCaptureCall")(begin); }
-void* Stream(int device) { return Fake<FakeCudaStream>("FakeCudaStreamCall")(device); }
-
-// The training job's own stream; streams are never given back.
-DeviceStream Training(int device = 1) {
-  static std::map<int, void*> streams;
-  void*& stream = streams[device];
-  if (stream == nullptr) stream = Stream(device);
-  return {device, reinterpret_cast<uint64_t>(stream)};
-}
-// An update of all bytes, on the training job's stream.
-void Update(std::string& memory, int device = 1) {
-  Fake<FakeCudaLaunch>("FakeCudaLaunchCall")(
-      reinterpret_cast<void*>(Training(device).handle),
-      [](void* argument) {
-        for (char& byte : *static_cast<std::string*>(argument)) ++byte;
-      },
-      &memory);
-}
-
-// Until the training job's stream has done all.
-void Synchronize() {
-  std::promise<void> done;
-  Fake<FakeCudaLaunch>("FakeCudaLaunchCall")(
-      reinterpret_cast<void*>(Training().handle),
-      [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &done);
-  done.get_future().wait();
-}
-
-class CudaCopierTest : public ReceiverTest {
- protected:
-  void SetUp() override {
-    FailAt(0);
-    RefusePins(false);
-    RefuseModules(false);
-    Capturing(false);
-    Gate(true);
-  }
-  void TearDown() override {
-    SetUp();
-    ReceiverTest::TearDown();
-  }
-  // The fake takes any image for the kernel.
-  static std::unique_ptr<CudaCopier> Open(std::string_view image = "a kernel") {
-    return *CudaCopier::Open(CKPTFS_FAKE_CUDA, std::as_bytes(std::span(image)));
-  }
-  static std::string Filled(size_t bytes, char with) { return std::string(bytes, with); }
-  static MemoryCopy CopyOf(const std::string& from, std::string& to, int device) {
-    return {reinterpret_cast<const std::byte*>(from.data()),
-            reinterpret_cast<std::byte*>(to.data()), from.size(), device};
-  }
-};
+class CudaCopierTest : public testing_support::FakeCudaTest {};
 
 TEST_F(CudaCopierTest, WhereThereIsNoDriverThereIsNoCopier) {
   for (const char* library : {"/nowhere/libcuda.so.1", "libm.so.6"}) {
@@ -125,6 +57,58 @@ TEST_F(CudaCopierTest, SmallOnesAreBegunTogether) {
   Gate(true);
   ASSERT_TRUE(copier->Wait());
   EXPECT_TRUE(to == from);
+}
+
+// Each in a place of its own on the device, side by side on the host, one behind the other and with
+// gaps, of odd sizes and at odd addresses; later ones use the rooms of earlier ones again.
+TEST_F(CudaCopierTest, SmallOnesBesideEachOtherArePacked) {
+  const auto copier = Open();
+  std::mt19937 random(3);
+  for (int round = 0; round < 6; ++round) {
+    std::vector<std::string> from;
+    std::string all, to;
+    std::vector<size_t> places;
+    for (int i = 0; i < 400; ++i) {
+      const size_t gap = random() % 50 == 0 ? 1 : 0;
+      all += std::string(gap, '?');
+      places.push_back(all.size());
+      from.emplace_back(1 + random() % (i % 7 == 0 ? 600'000 : 3000), static_cast<char>(random()));
+      all += from.back();
+    }
+    to.assign(all.size(), '?');
+    std::vector<MemoryCopy> copies;
+    for (size_t i = 0; i < from.size(); ++i) {
+      copies.push_back(CopyOf(from[i], to, 1));
+      copies.back().to += places[i];
+      copies.back().bytes = from[i].size();
+    }
+    Gate(round % 2 == 0);
+    const uint64_t before = Calls();
+    ASSERT_TRUE(copier->Enqueue(copies, Trainer::kGoesOn));
+    EXPECT_LT(Calls() - before, from.size());
+    Gate(true);
+    ASSERT_TRUE(copier->Wait());
+    EXPECT_TRUE(to == all) << round;
+  }
+  EXPECT_LE(DeviceMemory(), uint64_t{65} << 20);
+}
+
+TEST_F(CudaCopierTest, SmallOnesArriveWithoutMemoryOrKernels) {
+  for (const bool kernels : {false, true}) {
+    const auto copier = Open(kernels ? "a kernel" : "");
+    RefuseMemory(true);
+    const std::string from(50'000, 'f');
+    std::string to(50'000, '?');
+    std::vector<MemoryCopy> copies;
+    for (size_t at = 0; at < from.size(); at += 1000) {
+      copies.push_back({reinterpret_cast<const std::byte*>(from.data()) + at,
+                        reinterpret_cast<std::byte*>(to.data()) + at, 1000, 1});
+    }
+    ASSERT_TRUE(copier->Enqueue(copies, Trainer::kGoesOn));
+    ASSERT_TRUE(copier->Wait());
+    EXPECT_EQ(to, from);
+    EXPECT_EQ(DeviceMemory(), 0u);
+  }
 }
 
 TEST_F(CudaCopierTest, OnlyDevicesThatAreUsedHaveAContext) {
@@ -183,9 +167,17 @@ TEST_F(CudaCopierTest, WhateverFailsNothingMovesAfterwards) {
     std::string memory = Filled(20'000'000, 'a'), copied = Filled(memory.size(), '?');
     FailAt(at);
     const std::vector streams{Training()};
-    const MemoryCopy copy = CopyOf(memory, copied, 1);
+    std::vector<MemoryCopy> copies{CopyOf(memory, copied, 1)};
+    constexpr size_t kSmall = 1000;
+    copies[0].bytes -= 8 * kSmall;
+    for (size_t i = 8; i > 0; --i) {
+      copies.push_back(CopyOf(memory, copied, 1));
+      copies.back().from += memory.size() - i * kSmall;
+      copies.back().to += memory.size() - i * kSmall;
+      copies.back().bytes = kSmall;
+    }
     Status done = copier->Follow(streams);
-    if (done) done = copier->Enqueue({&copy, 1}, Trainer::kWaits);
+    if (done) done = copier->Enqueue(copies, Trainer::kWaits);
     if (done) done = copier->Wait();
     went_through = done.has_value();
     EXPECT_EQ(went_through, Calls() < at) << at;
@@ -204,16 +196,15 @@ TEST_F(CudaCopierTest, TheArenaIsPinnedWhereThatGoes) {
   const auto copier = Open();
   std::string arena(1 << 20, '?');
   const auto memory = std::as_writable_bytes(std::span(arena));
-  EXPECT_EQ(copier->Pin(memory), nullptr);  // no device is known yet
-  const std::vector streams{Training()};
-  ASSERT_TRUE(copier->Follow(streams));
-  auto pinned = copier->Pin(memory);
-  EXPECT_NE(pinned, nullptr);
-  EXPECT_EQ(Pinned(), arena.size());
-  pinned.reset();
+  EXPECT_FALSE(copier->Pin(memory, 7));  // there is no such device
+  {
+    const auto pinned = copier->Pin(memory, 1);
+    ASSERT_TRUE(pinned);
+    EXPECT_EQ(Pinned(), arena.size());
+  }
   EXPECT_EQ(Pinned(), 0u);
   RefusePins(true);
-  EXPECT_EQ(copier->Pin(memory), nullptr);
+  EXPECT_FALSE(copier->Pin(memory, 1));
 }
 
 // The device is behind when it is asked, and goes on meanwhile: the digests are of between.
@@ -226,16 +217,16 @@ TEST_F(CudaCopierTest, DigestsAreOfTheirMoment) {
   const std::vector streams{DeviceStream{1, reinterpret_cast<uint64_t>(Stream(1))}, Training()};
   Gate(false);
   Update(memory);
-  const auto digests = copier->Digest(pieces, streams);
-  ASSERT_TRUE(digests) << digests.error().message;
+  const auto moment = copier->TakeMoment(pieces, {}, streams);
+  ASSERT_TRUE(moment) << moment.error().message;
   Update(memory);
   Gate(true);
   Synchronize();
   EXPECT_EQ(memory, std::string(70'000, 'c'));
   const std::string truth(65'536, 'b');
   const auto bytes = std::as_bytes(std::span(truth));
-  EXPECT_EQ(*digests->of[0], PieceDigestOf(bytes));
-  EXPECT_EQ(*digests->of[1], PieceDigestOf(bytes.first(7)));
+  EXPECT_EQ(*moment->digests[0], PieceDigestOf(bytes));
+  EXPECT_EQ(*moment->digests[1], PieceDigestOf(bytes.first(7)));
 }
 
 TEST_F(CudaCopierTest, WhereNothingDigestsThatIsSaid) {
@@ -243,10 +234,10 @@ TEST_F(CudaCopierTest, WhereNothingDigestsThatIsSaid) {
   const MemoryPiece piece{reinterpret_cast<const std::byte*>(memory.data()), 1000, 1};
   const std::vector streams{Training()};
   const auto refusal = [&](CudaCopier& copier, std::span<const DeviceStream> on) {
-    const auto digests = copier.Digest({&piece, 1}, on);
-    return digests                                           ? "none"
-           : digests.error().code == ErrorCode::kUnsupported ? digests.error().message
-                                                             : "other";
+    const auto moment = copier.TakeMoment({&piece, 1}, {}, on);
+    return moment                                           ? "none"
+           : moment.error().code == ErrorCode::kUnsupported ? moment.error().message
+                                                            : "other";
   };
   EXPECT_THAT(refusal(*Open(""), streams), testing::HasSubstr("CUDA's compiler"));
   const auto copier = Open();

@@ -41,12 +41,17 @@ class ScheduledCopier final : public Copier {
  public:
   ScheduledCopier(Schedule& schedule, uint32_t actor, uint64_t fail_at)
       : schedule_(schedule), actor_(actor), copier_(fail_at) {}
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
-                              std::span<const DeviceStream>) override {
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece>, std::span<const MemoryPiece>,
+                                  std::span<const DeviceStream>) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
-  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte>, int) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override {
     return Told(copier_.Enqueue(copies, trainer));
   }

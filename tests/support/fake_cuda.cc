@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -26,6 +27,8 @@ constexpr int kInvalidImage = 200;
 constexpr int kInvalidContext = 201;
 constexpr int kAlreadyRegistered = 712;
 constexpr int kLaunchFailed = 719;
+constexpr int kNotReady = 600;
+constexpr int kOutOfMemory = 2;
 
 struct Event {
   uint64_t recorded = 0;  // how often that was asked for
@@ -59,7 +62,11 @@ std::map<void*, size_t> pinned;
 std::set<void*> allocated;
 bool refuse_modules = false;
 bool capturing = false;
-int digest_kernel = 0;  // its address is the kernel's handle
+int digest_kernel = 0, gather_kernel = 0,
+    pack_kernel = 0;                                 // their addresses are the kernels' handles
+std::map<unsigned long long, size_t> device_memory;  // that was allocated
+bool refuse_memory = false;
+uint64_t waits = 0;  // how often a caller was made to wait for a device
 std::map<void*, std::unique_ptr<Stream>>& streams = *new std::map<void*, std::unique_ptr<Stream>>;
 std::map<void*, std::shared_ptr<Event>> events;
 thread_local std::vector<Context*> current;
@@ -176,6 +183,20 @@ void FakeCudaRefusePinsCall(bool refuse) {
 void FakeCudaRefuseModulesCall(bool refuse) {
   const std::lock_guard lock(mutex);
   refuse_modules = refuse;
+}
+void FakeCudaRefuseMemoryCall(bool refuse) {
+  const std::lock_guard lock(mutex);
+  refuse_memory = refuse;
+}
+uint64_t FakeCudaMemoryCall() {
+  const std::lock_guard lock(mutex);
+  uint64_t bytes = 0;
+  for (const auto& [begin, size] : device_memory) bytes += size;
+  return bytes;
+}
+uint64_t FakeCudaWaitsCall() {
+  const std::lock_guard lock(mutex);
+  return waits;
 }
 void FakeCudaCaptureCall(bool begin) {
   const std::lock_guard lock(mutex);
@@ -326,8 +347,33 @@ int cuEventSynchronize(void* handle) {
   if (event == events.end()) return kInvalidValue;
   const auto held = event->second;
   const uint64_t number = held->recorded, before = stops;
+  waits += held->reached < number ? 1 : 0;
   moved.wait(lock, [&] { return held->reached >= number || stops != before; });
   return stops == before ? 0 : kLaunchFailed;
+}
+
+int cuEventQuery(void* handle) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  const auto event = events.find(handle);
+  if (event == events.end()) return kInvalidValue;
+  return event->second->reached >= event->second->recorded ? 0 : kNotReady;
+}
+
+int cuMemAlloc_v2(unsigned long long* memory, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  if (refuse_memory) return kOutOfMemory;
+  *memory = reinterpret_cast<unsigned long long>(std::malloc(bytes));
+  device_memory[*memory] = bytes;
+  return 0;
+}
+
+int cuMemFree_v2(unsigned long long memory) {
+  const std::lock_guard lock(mutex);
+  if (device_memory.erase(memory) != 1) return kInvalidValue;
+  std::free(reinterpret_cast<void*>(memory));
+  return 0;
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
@@ -394,8 +440,12 @@ int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** function, void*, const char* name) {
   const std::lock_guard lock(mutex);
   if (const int failed = Enter()) return failed;
-  if (std::strcmp(name, ckptfs::kDigestKernel) != 0) return kInvalidValue;
-  *function = &digest_kernel;
+  const std::map<std::string, int*> kernels{{ckptfs::kDigestKernel, &digest_kernel},
+                                            {ckptfs::kGatherKernel, &gather_kernel},
+                                            {ckptfs::kPackKernel, &pack_kernel}};
+  const auto found = kernels.find(name);
+  if (found == kernels.end()) return kInvalidValue;
+  *function = found->second;
   return 0;
 }
 
@@ -404,6 +454,26 @@ int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned
   const std::lock_guard lock(mutex);
   if (const int failed = Enter()) return failed;
   Stream* on = Find(stream);
+  if (on != nullptr && function == &gather_kernel) {
+    const auto* const moves = *static_cast<const ckptfs::DeviceMove**>(arguments[0]);
+    Post(on, [=] {
+      for (unsigned i = 0; i < blocks; ++i) {
+        std::memcpy(reinterpret_cast<void*>(moves[i].to),
+                    reinterpret_cast<const void*>(moves[i].from), moves[i].bytes);
+      }
+    });
+    return 0;
+  }
+  if (on != nullptr && function == &pack_kernel) {
+    Post(on, [packed = *static_cast<const ckptfs::PackedMoves*>(arguments[0]), blocks] {
+      for (unsigned i = 0; i < blocks; ++i) {
+        const ckptfs::PackedMove& move = packed.moves[i];
+        std::memcpy(reinterpret_cast<void*>(packed.to + move.to),
+                    reinterpret_cast<const void*>(move.from), move.bytes);
+      }
+    });
+    return 0;
+  }
   const auto* const pieces = *static_cast<const ckptfs::DevicePiece**>(arguments[0]);
   auto* const digests = *static_cast<ckptfs::DeviceDigest**>(arguments[1]);
   const uint64_t count = *static_cast<uint64_t*>(arguments[2]);

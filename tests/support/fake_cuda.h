@@ -27,6 +27,11 @@ using FakeCudaPinned = uint64_t();
 using FakeCudaRefusePins = void(bool refuse);
 // No kernel can be loaded, or it can.
 using FakeCudaRefuseModules = void(bool refuse);
+// Devices have no memory to allocate, or they have; how much of it is allocated.
+using FakeCudaRefuseMemory = void(bool refuse);
+using FakeCudaMemory = uint64_t();
+// How often a caller had to wait for an event.
+using FakeCudaWaits = uint64_t();
 // All streams are being captured into a graph, or not.
 using FakeCudaCapture = void(bool begin);
 // A stream of the test's own, on a device, and work for it.

@@ -22,12 +22,17 @@ class LateCopier final : public Copier {
   explicit LateCopier(uint64_t fail_at = 0, std::function<void()> before = {})
       : fail_at_(fail_at), before_(std::move(before)) {}
 
-  Result<PieceDigests> Digest(std::span<const MemoryPiece>,
-                              std::span<const DeviceStream>) override {
+  Result<DeviceMoment> TakeMoment(std::span<const MemoryPiece>, std::span<const MemoryPiece>,
+                                  std::span<const DeviceStream>) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
+  Result<std::shared_ptr<const CopyMark>> Mark(std::span<const DeviceStream>) override {
     return Fail(ErrorCode::kUnsupported, "no device");
   }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
-  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+  Result<std::shared_ptr<const void>> Pin(std::span<std::byte>, int) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer) override {
     if (++calls_ == fail_at_) return Gone();
     copies_.insert(copies_.end(), copies.begin(), copies.end());

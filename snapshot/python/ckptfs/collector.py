@@ -212,6 +212,24 @@ class TorchCollector(PlacingCollector):
         return any(id(parameter) in self._ids for group in getattr(optimizer, 'param_groups', [])
                    for parameter in group['params'])
 
+    def growth(self) -> float:
+        """As Collector has it."""
+        now, later = 0, 0
+        for tensor in self._model().tensors.values():
+            now += compat.local_of(tensor).nbytes
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                made = state.first_states(optimizer, group)
+                if made is None:
+                    return 0.0
+                for parameter in group['params']:
+                    held = sum(compat.local_of(one).nbytes for one in
+                               optimizer.state.get(parameter, {}).values() if torch.is_tensor(one))
+                    now += held
+                    if not held and parameter.requires_grad:
+                        later += made * compat.local_of(parameter).nbytes
+        return (now + later) / now if now else 0.0
+
     def _is_lazy(self, tensors: Iterable[torch.Tensor]) -> bool:
         # Somebody may have put a step or a hook of their own there meanwhile.
         hook = state.updates_in_backward(tensors)

@@ -41,6 +41,11 @@ def streams(devices: Iterable[int]) -> List[Tuple[int, int]]:
     return found
 
 
+def current(devices: Iterable[int]) -> List[Tuple[int, int]]:
+    """(device, CUstream) that this thread gives work to."""
+    return [(device, torch.cuda.current_stream(device).cuda_stream) for device in devices]
+
+
 def watch_graphs(before_replay: Callable[[], None]) -> None:
     """Has replays of graphs that may hold an update call this first.  Once."""
     graph = getattr(torch.cuda, 'CUDAGraph', None)

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, 
 
 import torch
 from . import _native, replicas, state
+from .devices import current
 from .saved_file import SavedFile
 from .shot import Plans, Shot, cuda_library
 from .state import NotHeld, State
@@ -28,6 +29,8 @@ from .uncollected import uncollected
 LOG = logging.getLogger('ckptfs')
 # Seconds that a wait is in C: signals are handled between two of them.
 SLICE = 0.2
+# Bytes for documents, where a save's size is foreseen.
+ROOM = 8 << 20
 
 _ALIVE: 'weakref.WeakSet[Saver]' = weakref.WeakSet()
 
@@ -49,6 +52,11 @@ class Collector(Protocol):
     def touches(self, optimizer: Any) -> bool:
         """True if its steps may write what is collected.  May be left out: all may."""
         return True
+
+    def growth(self) -> float:
+        """How many times as large the states will be as now, when optimizers have made those of
+        their first step; 0: nobody knows.  May be left out."""
+        return 0.0
 
     def start(self, rank: int, world: int) -> None:
         """Called once, by all ranks alike, before the first collect.  May talk to the
@@ -167,6 +175,7 @@ class Saver:
         self._updates: Optional[int] = 0  # since this was made; None: it is not known
         self._together = job.startswith('own:')  # all ranks made theirs at once
         self._staged = False  # so was it
+        self._devices: Tuple[int, ...] = ()  # that were saved
         self._members = ''  # a digest of the names that an optimizer has
         self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
@@ -179,7 +188,7 @@ class Saver:
         def before_update() -> None:
             alive = this()
             if alive is not None:
-                alive.before_update()
+                alive.before_step()
             else:  # it ends, in another thread, and its copies are not done
                 _wait_before_update(writer, update_limit)
 
@@ -191,6 +200,23 @@ class Saver:
         # A process of multiprocessing that was forked runs no atexit handlers.
         end = Finalize(None, _close, (this,), exitpriority=10)
         weakref.finalize(self, end.cancel).atexit = False
+        self._expect()
+
+    def _expect(self) -> None:
+        """Has the memory for saves of a device's states made before the first one."""
+        growth = getattr(self._collector, 'growth', None)
+        if growth is None or not cuda_library():
+            return
+        try:
+            model, states, _ = self._collector.collect()
+            shot = Shot(False, Turn())
+            shot.add_states(self._shares.of(states, dict(model.parameters)))
+            capture = shot.finish(Plans())
+            if shot.devices and growth():
+                size = self._writer.size(capture)['file_bytes']
+                self._writer.expect(int(size * growth() * 1.01) + ROOM, min(shot.devices))
+        except Exception as error:  # pylint: disable=broad-except
+            LOG.debug('the first save will make the memory for it: %s', error)
 
     def save(self, step: int, deadline: Optional[float] = None) -> bool:
         """Take a snapshot of everything as it is now, as step `step` (>= 0).
@@ -215,6 +241,7 @@ class Saver:
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
                 with uncollected():
                     shot, capture = self._capture(_asked(step), turn)
+                self._devices = tuple({*self._devices, *shot.devices})
                 self._tell_moment(capture)
                 taken = self._hand_over(shot, capture, deadline)
         except Exception as error:  # pylint: disable=broad-except
@@ -328,6 +355,13 @@ class Saver:
         torch's optimizers call it themselves.  Handlers of signals run meanwhile, and may
         raise."""
         if os.getpid() != self._pid:
+            return
+        _wait_before_update(self._writer, self._update_limit)
+
+    def before_step(self) -> None:
+        """As before_update, for what this thread gives its current streams from now on alone:
+        devices wait for copies out of their memory, and this thread does not."""
+        if os.getpid() != self._pid or self._writer.hold_update(current(self._devices)):
             return
         _wait_before_update(self._writer, self._update_limit)
 

@@ -186,6 +186,21 @@ def _is_its_own(optimizer: object, step: Any) -> bool:
     return getattr(step, '__func__', step) is type(optimizer).step
 
 
+def first_states(optimizer: Any, group: Dict[str, Any]) -> Optional[int]:
+    """How many states of a parameter's size the first step of torch's own optimizers makes; None:
+    of another class."""
+    optim = torch.optim
+    if isinstance(optimizer, (optim.Adam, optim.AdamW)):
+        return 2 + bool(group.get('amsgrad'))
+    if isinstance(optimizer, (optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop)):
+        return 2
+    if isinstance(optimizer, optim.RMSprop):
+        return 1 + bool(group.get('momentum')) + bool(group.get('centered'))
+    if isinstance(optimizer, optim.SGD):
+        return int(bool(group.get('momentum')))
+    return 1 if isinstance(optimizer, optim.Adagrad) else None
+
+
 def waits_for_hooks(optimizer: object) -> bool:
     """True if its step calls torch's global pre-hooks before it writes anything."""
     if not isinstance(optimizer, torch.optim.Optimizer):

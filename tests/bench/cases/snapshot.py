@@ -309,7 +309,8 @@ def run(context):
                         f'against {side}', ours['each']['blocked'],
                         found[side]['each']['blocked'], most)
         rows.append(row)
-    rows.append(Row('snapshot', 'the first save, which makes the arena', seconds(ours['first']),
+    when = f', {seconds(ours["ready"])} after' if on_device else ', which makes the arena'
+    rows.append(Row('snapshot', f'the first save{when}', seconds(ours['first']),
                     seconds(found['torch.save']['first']) + ' (torch.save)', '', '', True))
     rows += loop_rows(found, 'each', 'training that saves every step')
     rows += loop_rows(found, 'tenth', 'training that saves every tenth step')

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel that digests pieces of a device's memory (device_pieces.h).  Four threads
-// a piece (piece_lanes.h); it reads where the pieces lie, and writes their digests, in page-locked
-// memory of the host.
+// The kernels that digest pieces of a device's memory and that copy others beside each other
+// (device_pieces.h).  Four threads digest a piece (piece_lanes.h), a block copies one.  They read
+// where the pieces lie, and write digests, in page-locked memory of the host.
 
 #include "snapshot/device/device_pieces.h"
 #include "snapshot/device/piece_lanes.h"
@@ -44,7 +44,46 @@ __device__ uint64_t SumOfFour(uint64_t share) {
   return share + __shfl_xor_sync(~0u, share, 2);
 }
 
+// Copies words of a move whose ends are multiples of a word's size.  Four loads are under way at a
+// time: memory is far.
+template <class Word>
+__device__ void MoveWords(const DeviceMove& move) {
+  const auto* const from = reinterpret_cast<const Word*>(move.from);
+  auto* const to = reinterpret_cast<Word*>(move.to);
+  const uint64_t count = move.bytes / sizeof(Word);
+  const uint64_t step = blockDim.x;
+  uint64_t i = threadIdx.x;
+  for (; i + 3 * step < count; i += 4 * step) {
+    const Word a = from[i], b = from[i + step], c = from[i + 2 * step], d = from[i + 3 * step];
+    to[i] = a;
+    to[i + step] = b;
+    to[i + 2 * step] = c;
+    to[i + 3 * step] = d;
+  }
+  for (; i < count; i += step) to[i] = from[i];
+}
+
+__device__ void Move(const DeviceMove& move) {
+  const uint64_t ends = move.from | move.to | move.bytes;
+  if (ends % 16 == 0) {
+    MoveWords<ulonglong2>(move);
+  } else if (ends % 8 == 0) {
+    MoveWords<uint64_t>(move);
+  } else if (ends % 4 == 0) {
+    MoveWords<uint32_t>(move);
+  } else {
+    MoveWords<unsigned char>(move);
+  }
+}
+
 }  // namespace
+
+extern "C" __global__ void ckptfs_gather(const DeviceMove* moves) { Move(moves[blockIdx.x]); }
+
+extern "C" __global__ void ckptfs_pack(const __grid_constant__ PackedMoves packed) {
+  const PackedMove& move = packed.moves[blockIdx.x];
+  Move({move.from, packed.to + move.to, move.bytes});
+}
 
 extern "C" __global__ void ckptfs_digest(const DevicePiece* pieces, DeviceDigest* digests,
                                          uint64_t count) {
