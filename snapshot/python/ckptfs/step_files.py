@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import subprocess
+import sysconfig
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
 
@@ -56,15 +57,27 @@ class Directory:
         """Nothing is open."""
 
 
+def _find_program() -> Optional[str]:
+    """$CKPTFS_BIN, else the program that was installed with this package, since it knows the same
+    words, else the PATH's."""
+    if os.environ.get('CKPTFS_BIN'):
+        return os.environ['CKPTFS_BIN']
+    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for folder in sysconfig.get_path('scripts'), f'{beside}/bin':  # the second: pip install --target
+        if os.access(f'{folder}/ckptfs', os.X_OK):
+            return f'{folder}/ckptfs'
+    return shutil.which('ckptfs')
+
+
 class Program:
-    """A step of a store by the program `ckptfs read`, which is looked for on the PATH.
+    """A step of a store by the program `ckptfs read`.
 
     A number means the newest attempt of that step: what a later life of the job saved.
     RuntimeError with its text for what it refuses.  One thread at a time.
     """
 
     def __init__(self, store: str, run: str, step: str) -> None:
-        program = os.environ.get('CKPTFS_BIN') or shutil.which('ckptfs')
+        program = _find_program()
         if not program:
             raise RuntimeError('the program ckptfs is not on the PATH: a load without a mount '
                                'needs it')
