@@ -20,6 +20,7 @@
 #include "mount/options.h"
 #include "mount/printable.h"
 #include "mount/shell_words.h"
+#include "snapshot/receive/descriptor_store.h"
 
 namespace ckptfs {
 namespace {
@@ -416,7 +417,9 @@ Status ExitWith(int code) {
 Status RunService(bool foreground, std::string& log, const ServiceBody& body) {
   if (foreground) {
     if (log.empty()) log = "stderr";
-    return body([] {});
+    return body([] {
+      if (const auto manager = DescriptorStore::Find()) manager->SayReady();
+    });
   }
   // The child says itself what went wrong: its parent only sees a code.
   return ExitWith(RunInBackground([&](const auto& ready) { return Report(body(ready)); }));

@@ -81,6 +81,8 @@ void DescriptorStore::Remove(std::string_view name) const {
   (void)Send(StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
 }
 
+void DescriptorStore::SayReady() const { (void)Send("READY=1", -1); }
+
 bool DescriptorStore::Send(const std::string& text, int descriptor) const {
   iovec part{const_cast<char*>(text.data()), text.size()};
   msghdr out{};

@@ -3,8 +3,9 @@
 // DescriptorStore gives descriptors to the service manager that runs this process, which
 // keeps them while the process is restarted and passes them to the next one: the protocol of
 // sd_notify(3) (FDSTORE) and sd_listen_fds(3), which are environment variables and datagrams.
+// By the same protocol the manager hears that the service is up.
 //
-// Thread safety: Put and Remove may be called concurrently; Find and Take change the
+// Thread safety: Put, Remove and SayReady may be called concurrently; Find and Take change the
 // environment: by one thread.
 
 #pragma once
@@ -34,6 +35,8 @@ class DescriptorStore {
   // REQUIRES: the name has no ':' nor line end.
   bool Put(std::string_view name, int descriptor) const;
   void Remove(std::string_view name) const;
+  // What waits for a unit of Type=notify is started now.
+  void SayReady() const;
 
  private:
   DescriptorStore(Descriptor socket, std::string address);
