@@ -14,7 +14,7 @@ from conftest import GOLDEN
 from daemon import BIN, is_mounted
 
 INSTALLED = {
-    'bin/ckptfs', 'share/man/man1/ckptfs.1', 'share/doc/ckptfs/ckptfs.1.md', 'share/doc/ckptfs/LICENSE', 'share/doc/ckptfs/recipes.md',
+    'bin/ckptfs', 'sbin/mount.ckptfs', 'share/man/man1/ckptfs.1', 'share/doc/ckptfs/ckptfs.1.md', 'share/doc/ckptfs/LICENSE', 'share/doc/ckptfs/recipes.md',
     'share/bash-completion/completions/ckptfs', 'share/zsh/site-functions/_ckptfs',
     'share/fish/vendor_completions.d/ckptfs.fish'}
 
@@ -63,6 +63,14 @@ def test_the_program_runs(prefix, env, ckptfs, tmp_path):
     finally:
         run('umount', mnt)
     assert not is_mounted(str(mnt))
+
+
+def test_the_helper_of_mount8(prefix, ckptfs):
+    """By the words that `mount -t ckptfs` gives its helper."""
+    helper, mnt = prefix / 'sbin/mount.ckptfs', ckptfs.mountpoint()
+    subprocess.run([helper, ckptfs.store, mnt, '-o', 'rw,allow_other'], check=True, env={}, cwd='/')
+    assert is_mounted(mnt)
+    ckptfs.umount(mnt)
 
 
 def test_man_displays_the_page(prefix, env):
