@@ -13,12 +13,18 @@ import zipfile
 
 # What pip calls besides build_wheel.
 from scikit_build_core.build import (build_editable, build_sdist, get_requires_for_build_editable,  # noqa: F401
-                                     get_requires_for_build_sdist, get_requires_for_build_wheel,
-                                     prepare_metadata_for_build_editable, prepare_metadata_for_build_wheel)
+                                     get_requires_for_build_sdist, prepare_metadata_for_build_editable,
+                                     prepare_metadata_for_build_wheel)
 from scikit_build_core.build import build_wheel as build_for_this_machine
+from scikit_build_core.build import get_requires_for_build_wheel as get_common_requires
 
 PORTABLE = 'cmake.define.CKPTFS_PORTABLE'
 FALSE = ('OFF', 'NO', 'FALSE', '0')
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    """CMake knows the stable ABI from 3.26 on, and nanobind has it from Python 3.12 on."""
+    return [*get_common_requires(config_settings), *(['cmake>=3.26'] if sys.version_info >= (3, 12) else [])]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package installs by itself and needs nothing that a trainer's machine lacks."""
+"""The package installs by itself and needs nothing that a trainer's machine lacks.
+
+The program is left out: tests/install/try_wheel uses a whole wheel in a bare system."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,16 +24,25 @@ optimizer.step()
 """
 
 
-def install(source, target, env):
+def pip(*words):
     """As somebody would, without an index."""
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-build-isolation',
-                    '--no-deps', '--no-index', '--target', str(target), source],
-                   check=True, env=env)
+    subprocess.run([sys.executable, '-m', 'pip', words[0], '-q', '--no-deps', '--no-index', *map(str, words[1:])], check=True)
+
+
+def newest_symbol(path):
+    """Of glibc's: (2, 28)."""
+    text = subprocess.run(['objdump', '-T', path], check=True, capture_output=True, text=True).stdout
+    return max((int(major), int(minor)) for major, minor in re.findall(r'GLIBC_(\d+)\.(\d+)', text))
 
 
 def test_it_installs_and_links_no_daemon(tmp_path):
     env = dict(os.environ)
-    install(SOURCE, tmp_path, env)
+    wheels = tmp_path / 'wheels'
+    pip('wheel', '--no-build-isolation', '-C', 'cmake.define.CKPTFS_PROGRAM=OFF', '-w', wheels, SOURCE)
+    wheel, = os.listdir(wheels)
+    assert max(map(int, re.findall(r'manylinux_2_(\d+)_x86_64', wheel))) <= 28, wheel
+    tmp_path = tmp_path / 'installed'
+    pip('install', '--target', tmp_path, wheels / wheel)
     found = subprocess.run(
         [sys.executable, '-c', 'import ckptfs; print(ckptfs._native.__file__)'],
         check=True, capture_output=True, text=True, env={**env, 'PYTHONPATH': str(tmp_path)})
@@ -39,6 +51,7 @@ def test_it_installs_and_links_no_daemon(tmp_path):
     linked = subprocess.run(['ldd', module], check=True, capture_output=True, text=True).stdout
     for library in ('tbb', 'sqlite', 'fuse', 'torch', 'fmt'):
         assert library not in linked, linked
+    assert newest_symbol(module) <= (2, 28)
     assert os.path.exists(os.path.join(tmp_path, 'ckptfs', 'py.typed'))
     same = "import ckptfs, importlib.metadata as m; assert ckptfs.__version__ == m.version('ckptfs')"
     subprocess.run([sys.executable, '-c', same], check=True, timeout=120,
@@ -56,5 +69,5 @@ def test_it_installs_and_links_no_daemon(tmp_path):
 def test_the_name_datastates_is_asked_for(tmp_path):
     source = tmp_path / 'source'  # setuptools builds beside it
     shutil.copytree(os.path.join(SOURCE, 'datastates'), source)
-    install(str(source), tmp_path / 'target', dict(os.environ))
+    pip('install', '--no-build-isolation', '--target', tmp_path / 'target', source)
     assert os.path.exists(tmp_path / 'target' / 'datastates' / '__init__.py')
