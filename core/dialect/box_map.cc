@@ -52,6 +52,12 @@ std::optional<FragmentSeries> CutSeries(FragmentSeries series, const Window& win
   return series;
 }
 
+// The indexes of a dimension of the source among which the box's are.
+// REQUIRES: CheckBoxMap succeeds.
+uint64_t SpanOf(const BoxMap& map, size_t d) {
+  return map.from_extent[d] == 0 ? 0 : (map.from_extent[d] - 1) * map.StepOf(d) + 1;
+}
+
 // One copy of the target, box by box.
 class Composer {
  public:
@@ -65,7 +71,7 @@ class Composer {
     };
     if (gather.index && gather.index->locals() == gather.locals.size()) {
       std::vector<uint64_t> end = map.from_begin;
-      for (size_t d = 0; d < end.size(); ++d) end[d] += map.from_extent[d];
+      for (size_t d = 0; d < end.size(); ++d) end[d] += SpanOf(map, d);
       gather.index->ForEach(map.from_begin, end, cut);
       return;
     }
@@ -86,16 +92,21 @@ class Composer {
   // The part of the piece that lies in the map's box, as a piece of the target.
   void Cut(const BoxMap& map, const BoxIndex::Entry& at, const Piece& piece) {
     const size_t rank = map.from_begin.size();
-    std::vector<uint64_t> begin(rank), extent(rank);
+    std::vector<uint64_t> begin(rank), extent(rank);  // indexes of the box
     uint64_t offset = piece.local_offset;
     for (size_t d = 0; d < rank; ++d) {
-      const uint64_t end =
-          std::min(piece.atom_begin[d] + piece.shape[d], map.from_begin[d] + map.from_extent[d]);
-      begin[d] = std::max(piece.atom_begin[d], map.from_begin[d]);
-      if (begin[d] >= end) return;
-      extent[d] = end - begin[d];
+      const uint64_t step = map.StepOf(d), piece_end = piece.atom_begin[d] + piece.shape[d];
+      if (piece_end <= map.from_begin[d]) return;
+      const uint64_t low = piece.atom_begin[d] > map.from_begin[d]
+                               ? (piece.atom_begin[d] - map.from_begin[d] + step - 1) / step
+                               : 0;
+      const uint64_t high =
+          std::min(map.from_extent[d], (piece_end - map.from_begin[d] + step - 1) / step);
+      if (low >= high) return;
+      begin[d] = low;
+      extent[d] = high - low;
       // No more than the piece's last element, which lies in its local tensor.
-      offset += (begin[d] - piece.atom_begin[d]) * piece.local_strides[d];
+      offset += (map.from_begin[d] + low * step - piece.atom_begin[d]) * piece.local_strides[d];
     }
     Piece out;
     out.local_offset = offset;
@@ -104,9 +115,11 @@ class Composer {
       const bool one = map.axis[d] < 0;
       const auto source = static_cast<size_t>(one ? 0 : map.axis[d]);
       out.shape.push_back(one ? 1 : extent[source]);
-      out.atom_begin.push_back(map.to_begin[d] +
-                               (one ? 0 : begin[source] - map.from_begin[source]));
-      out.local_strides.push_back(one ? 0 : piece.local_strides[source]);
+      out.atom_begin.push_back(map.to_begin[d] + (one ? 0 : begin[source]));
+      const uint64_t step = map.StepOf(source);
+      // A step has no meaning, and may be any number, where no second index follows.
+      const bool still = one || (step > 1 && extent[source] == 1);
+      out.local_strides.push_back(still ? 0 : piece.local_strides[source] * step);
     }
     const uint32_t number = NumberOf(map.from, at.local);
     windows_[number].Add(out);
@@ -236,6 +249,19 @@ bool IsInside(const std::vector<uint64_t>& begin, const Shape& extent, const Sha
   return true;
 }
 
+// REQUIRES: the box without its steps lies inside.
+bool StepsInside(const BoxMap& map, const Shape& from) {
+  if (map.from_step.empty()) return true;
+  if (map.from_step.size() != from.size()) return false;
+  for (size_t d = 0; d < from.size(); ++d) {
+    if (map.from_step[d] == 0 || map.from_step[d] > std::max<uint64_t>(from[d], 1)) return false;
+    if (map.from_extent[d] < 2) continue;
+    const uint64_t last = from[d] - 1 - map.from_begin[d];
+    if (map.from_step[d] > last / (map.from_extent[d] - 1)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Shape TargetExtent(const BoxMap& map) {
@@ -247,7 +273,7 @@ Shape TargetExtent(const BoxMap& map) {
 }
 
 Status CheckBoxMap(const BoxMap& map, const Shape& from, const Shape& to) {
-  if (!IsInside(map.from_begin, map.from_extent, from)) {
+  if (!IsInside(map.from_begin, map.from_extent, from) || !StepsInside(map, from)) {
     return Refuse("a box of a map leaves its source of shape ", ShapeToString(from));
   }
   std::vector<bool> used(from.size(), false);

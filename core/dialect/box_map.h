@@ -34,7 +34,12 @@ struct BoxMap {
   // By dimension of the target: the source's dimension that it is, or -1 for a dimension of one
   // element (a layer, an expert).  A source's dimension that none is has an extent of one.
   std::vector<int8_t> axis;
+  // By dimension of the source: the box takes every so many-th index; empty: every one.  What
+  // lies between others in the source is one box of the target.
+  std::vector<uint64_t> from_step = {};
   bool operator==(const BoxMap&) const = default;
+
+  uint64_t StepOf(size_t d) const { return from_step.empty() ? 1 : from_step[d]; }
 };
 
 // The box inside both shapes, each dimension used once; kInvalid names the rule that is broken.
@@ -44,7 +49,7 @@ Status CheckBoxMap(const BoxMap& map, const Shape& from, const Shape& to);
 Shape TargetExtent(const BoxMap& map);
 
 // From the target to the source: the same box.  `from` is that of the result.
-// REQUIRES: CheckBoxMap succeeds.
+// REQUIRES: CheckBoxMap succeeds, and the map has no steps: those of a target are not one box.
 BoxMap Inverse(const BoxMap& map, uint32_t from);
 
 // The source of an atom of shape `to` that consists of the boxes.  The parts of one atom are of one

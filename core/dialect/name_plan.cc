@@ -3,6 +3,7 @@
 #include "core/dialect/name_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -14,6 +15,7 @@ namespace ckptfs {
 namespace {
 
 constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
+constexpr uint64_t kMaxMaps = uint64_t{1} << 22;
 
 // The prefix before the name that rules see: a wrapper around all of the model adds it.
 std::string_view HeadOf(std::string_view name, std::string_view normalised) {
@@ -26,8 +28,9 @@ std::string NumberText(const MapRule& rule, uint64_t number) {
 
 class Planner {
  public:
-  Planner(const StepModel& step, std::span<const MapRule* const> rules, bool from_files)
-      : step_(step), rules_(rules), from_files_(from_files) {
+  Planner(const StepModel& step, std::span<const MapRule* const> rules,
+          const FamilyVariables& sizes, bool from_files)
+      : step_(step), rules_(rules), sizes_(sizes), from_files_(from_files) {
     plan_.of_parameter.resize(step.parameters.size());
   }
 
@@ -75,10 +78,34 @@ class Planner {
       return {};
     }
     const std::string head(HeadOf(parameter.name, normalised));
-    if (side->rule->IsWhole()) return Rename(p, *side, head);
+    CKPT_ASSIGN_OR_RETURN(const bool whole, IsWholeHere(p, *side));
+    if (whole) return Rename(p, *side, head);
     auto done = from_files_ ? Collect(p, *side, head) : Split(p, *side, head);
     if (!done) return Fail(std::move(done).error().OfParameter(parameter.name));
     return {};
+  }
+
+  Result<const RuleSizes*> SizesOf(const MapRule& rule) {
+    const auto found = sizes_of_.find(&rule);
+    if (found != sizes_of_.end()) return &found->second;
+    CKPT_ASSIGN_OR_RETURN(RuleSizes sizes, SizesOfRule(rule, sizes_));
+    return &sizes_of_.emplace(&rule, std::move(sizes)).first->second;
+  }
+
+  // A tensor that the model does not say to be padded only changes its name.
+  Result<bool> IsWholeHere(ParameterIndex p, const RuleSide& side) {
+    if (!side.rule->rows) return side.rule->IsWhole();
+    if (from_files_) return true;
+    CKPT_ASSIGN_OR_RETURN(const RuleSizes* sizes, SizesOf(*side.rule));
+    const Shape& shape = step_.parameter(p).shape;
+    return !sizes->rows || (!shape.empty() && shape[0] == *sizes->rows);
+  }
+
+  Status Charge(size_t maps) {
+    maps_ += maps;
+    if (maps_ <= kMaxMaps) return {};
+    return Fail(ErrorCode::kExhausted,
+                StrCat("its tensors would consist of more than ", kMaxMaps, " boxes"));
   }
 
   // The name on the other side, of a rule that changes nothing else.
@@ -97,7 +124,9 @@ class Planner {
   // A tensor of the dialect into those of the files.
   Status Split(ParameterIndex p, const RuleSide& side, const std::string& head) {
     const MapRule& rule = *side.rule;
-    CKPT_ASSIGN_OR_RETURN(const FileShape file, FileShapeOf(rule, step_.parameter(p).shape));
+    CKPT_ASSIGN_OR_RETURN(const RuleSizes* sizes, SizesOf(rule));
+    CKPT_ASSIGN_OR_RETURN(const FileShapes file,
+                          FileShapesOf(rule, *sizes, step_.parameter(p).shape));
     // A checkpoint may claim any number, of tensors without elements.
     if (file.stacked > kMaxTensors ||
         plan_.tensors.size() + file.stacked * rule.from.size() > kMaxTensors) {
@@ -108,11 +137,12 @@ class Planner {
       if (rule.stack == Stack::kExpert) holes.expert = static_cast<uint32_t>(number);
       if (rule.stack == Stack::kLayer) holes.layer = static_cast<uint32_t>(number);
       for (uint32_t part = 0; part < rule.from.size(); ++part) {
-        const BoxMap map = Inverse(MapOfPart(rule, file.shape, {part, number}, 0), 0);
+        std::vector<BoxMap> maps = MapsToPart(rule, *sizes, file.parts[part], {part, number}, 0);
+        CKPT_RETURN_IF_ERROR(Charge(maps.size()));
         Push({StrCat(head, *rule.from[part].Render(holes, std::nullopt)),
-              file.shape,
+              file.parts[part],
               {p},
-              {map},
+              std::move(maps),
               &rule,
               part,
               holes.expert});
@@ -145,7 +175,6 @@ class Planner {
   Status Finish(uint32_t number, const Join& join) {
     RenamedTensor& tensor = plan_.tensors[number];
     const MapRule& rule = *tensor.rule;
-    const Parameter& first = step_.parameter(tensor.parts.front());
     const uint64_t wanted = join.stacked * rule.from.size();
     if (join.places.size() != wanted) {
       return Fail(Error{ErrorCode::kInvalid,
@@ -153,26 +182,38 @@ class Planner {
                                NumberText(rule, join.stacked - 1))}
                       .OfParameter(tensor.name));
     }
+    CKPT_ASSIGN_OR_RETURN(const RuleSizes* sizes, SizesOf(rule));
+    CKPT_ASSIGN_OR_RETURN(FileShapes file, ShapesOf(tensor, join));
+    auto shape = DialectShapeOf(rule, *sizes, file);
+    if (!shape) return Fail(std::move(shape).error().OfParameter(tensor.name));
+    tensor.shape = *std::move(shape);
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      const FilePart& place = join.places[i];
+      auto maps = MapsOfPart(rule, *sizes, file.parts[place.part], place, static_cast<uint32_t>(i));
+      CKPT_RETURN_IF_ERROR(Charge(maps.size()));
+      std::ranges::move(maps, std::back_inserter(tensor.maps));
+    }
+    return {};
+  }
+
+  // One shape for each part of the rule, that of all in the stack.
+  Result<FileShapes> ShapesOf(const RenamedTensor& tensor, const Join& join) const {
+    std::vector<const Parameter*> first(tensor.rule->from.size());
+    FileShapes file{std::vector<Shape>(first.size()), join.stacked};
     for (size_t i = 0; i < tensor.parts.size(); ++i) {
       const Parameter& part = step_.parameter(tensor.parts[i]);
-      if (part.shape != first.shape) {
+      const Parameter*& known = first[join.places[i].part];
+      if (known == nullptr) {
+        known = &part;
+        file.parts[join.places[i].part] = part.shape;
+      } else if (part.shape != known->shape) {
         return Fail(Error{ErrorCode::kInvalid,
-                          StrCat("'", first.name, "' has the shape ", ShapeToString(first.shape),
+                          StrCat("'", known->name, "' has the shape ", ShapeToString(known->shape),
                                  ", but '", part.name, "' has ", ShapeToString(part.shape))}
                         .OfParameter(tensor.name));
       }
-      if (rule.transpose && part.shape.size() < 2) return Refuse("it has less than two dimensions");
-      if (rule.dim && *rule.dim >= part.shape.size()) {
-        return Fail(Error{ErrorCode::kInvalid,
-                          StrCat("its parts have the shape ", ShapeToString(part.shape))}
-                        .OfParameter(tensor.name));
-      }
-      tensor.maps.push_back(MapOfPart(rule, part.shape, join.places[i], static_cast<uint32_t>(i)));
     }
-    auto shape = DialectShapeOf(rule, {first.shape, join.stacked});
-    if (!shape) return Fail(std::move(shape).error().OfParameter(tensor.name));
-    tensor.shape = *std::move(shape);
-    return {};
+    return file;
   }
 
   Status CheckNames() const {
@@ -192,13 +233,16 @@ class Planner {
   std::string AliasName(const std::string& alias) const {
     const std::string normalised = NormaliseName(alias);
     const auto side = Find(normalised);
-    if (!side || !side->rule->IsWhole()) return alias;
+    if (!side || !(side->rule->IsWhole() || side->rule->rows)) return alias;
     return OtherName(*side, HeadOf(alias, normalised));
   }
 
   const StepModel& step_;
   const std::span<const MapRule* const> rules_;
+  const FamilyVariables& sizes_;
   const bool from_files_;
+  std::map<const MapRule*, RuleSizes> sizes_of_;
+  uint64_t maps_ = 0;
   NamePlan plan_;
   std::unordered_map<std::string, uint32_t> by_name_;  // of tensors that are put together
   std::map<uint32_t, Join> joins_;                     // by tensor
@@ -220,8 +264,8 @@ std::vector<RuleSide> SidesOf(std::span<const MapRule* const> rules, std::string
 }
 
 Result<NamePlan> MakeNamePlan(const StepModel& step, std::span<const MapRule* const> rules,
-                              bool from_files) {
-  return Planner(step, rules, from_files).Make();
+                              const FamilyVariables& sizes, bool from_files) {
+  return Planner(step, rules, sizes, from_files).Make();
 }
 
 }  // namespace ckptfs

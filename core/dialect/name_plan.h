@@ -49,9 +49,10 @@ struct RuleSide {
 // files and of modules may be the same for different rules.
 std::vector<RuleSide> SidesOf(std::span<const MapRule* const> rules, std::string_view name);
 
-// From the files' names to the dialect's, or back.  kInvalid names the tensor whose parts are not
-// all there or do not fit; kUnsupported two tensors of one name.
+// From the files' names to the dialect's, or back.  `sizes`: the model's, for rules that need them.
+// kInvalid names the tensor whose parts are not all there or do not fit; kUnsupported two tensors
+// of one name, and a size that is not known.
 Result<NamePlan> MakeNamePlan(const StepModel& step, std::span<const MapRule* const> rules,
-                              bool from_files);
+                              const FamilyVariables& sizes, bool from_files);
 
 }  // namespace ckptfs

@@ -416,6 +416,7 @@ Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
     return out;
   }
   const SideCount count = CountSides(step, rules);
+  out.said.foreign = count.modules > 0;
   if ((count.files > 0) == (count.modules > 0)) {
     out.said.why =
         count.files == 0
@@ -424,12 +425,17 @@ Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
     return out;
   }
   const bool from_files = count.files > 0;
-  auto plan = MakeNamePlan(step, rules, from_files);
+  if (!kind.conflict.empty()) {
+    out.said.why = kind.conflict;
+    return out;
+  }
+  auto plan = MakeNamePlan(step, rules, kind.sizes, from_files);
   Status fits = plan ? CheckExperts(step, *plan, from_files, kind.experts) : Status();
   if (!plan || !fits) {
     out.said.why = (plan ? fits.error() : plan.error()).message;
     return out;
   }
+  out.said.foreign = false;
   out.said.dialect = from_files ? Dialect::kHf : dialect;
   const uint64_t others = count.files + count.modules - 1;
   out.said.why =

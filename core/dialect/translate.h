@@ -32,14 +32,19 @@ namespace ckptfs {
 struct FoundDialect {
   Dialect dialect = Dialect::kAsSource;  // kAsSource: nothing proves one
   bool same = false;                     // names of such models are the same in both
-  std::string why;                       // what proves it, or what is missing
+  // Names are those of the table's dialect, though nothing proves all of it: they are not those of
+  // files, whatever the model.
+  bool foreign = false;
+  std::string why;  // what proves it, or what is missing
 };
 
 // `model_type`: the config's; empty if there is none.  `experts`: the config's number of experts,
-// 0 if it does not say one.
+// 0 if it does not say one.  `sizes`: all that is known of the model's, by the families' names.
 struct ModelKind {
   std::string model_type;
   uint64_t experts = 0;
+  FamilyVariables sizes = {};
+  std::string conflict = {};  // why these cannot be the step's; "" if they can
 };
 
 // `table` is that of `dialect`.  A step is in it, or in that of files, if the config's model type

@@ -151,7 +151,7 @@ def template(name, holes):
 
 
 def part_of(box, rule, part, files):
-    """The box that the rule says for a part: as MapOfPart of core/dialect/dialect.h."""
+    """The box that the rule says for a part: as MapsOfPart of core/dialect/dialect.h."""
     file = list(files[box.name].shape)
     stride = [math.prod(file[d + 1:]) for d in range(len(file))]
     if rule.transpose:

@@ -73,7 +73,7 @@ FoundDialect Translations::Of(const std::shared_ptr<const StepModel>& step) {
   // Another step may have had the address before.
   if (known && (*known)->of.lock() == step) return (*known)->recognised;
   const Config config = ConfigOf(*step);
-  FoundDialect recognised{Dialect::kAsSource, false, std::string(kQuantised)};
+  FoundDialect recognised{.why = std::string(kQuantised)};
   if (!config.quantised) recognised = FindDialect(*step, hf5_, Dialect::kHf5, config.kind);
   said_.Replace(step.get(), std::make_shared<const Said>(Said{step, recognised}));
   return recognised;

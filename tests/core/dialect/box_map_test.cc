@@ -152,8 +152,8 @@ struct Case {
 };
 
 // A target of random boxes, each a box of a source of its own: turned, with dimensions of one
-// dropped and added, and inside a larger tensor.
-Case RandomCase(Random& random) {
+// dropped and added, inside a larger tensor, and with `steps` of every so many-th index of it.
+Case RandomCase(Random& random, bool steps) {
   Case out;
   uint32_t blob = 0;
   for (uint64_t d = 1 + random.Below(3); d-- > 0;) out.to.push_back(1 + random.Below(5));
@@ -166,11 +166,14 @@ Case RandomCase(Random& random) {
     std::iota(order.begin(), order.end(), 0);
     random.Shuffle(order);
     Shape shape;
+    const bool stepped = steps && random.Below(2) == 0;
     const auto add = [&](uint64_t extent) {
       const uint64_t begin = random.Below(3);
+      const uint64_t step = stepped ? 1 + random.Below(3) : 1;
       map.from_begin.push_back(begin);
       map.from_extent.push_back(extent);
-      shape.push_back(begin + extent + random.Below(2));
+      shape.push_back(begin + (extent - 1) * step + 1 + random.Below(2));
+      if (stepped) map.from_step.push_back(std::min(step, shape.back()));
     };
     for (const size_t d : order) {
       if (random.Below(4) == 0) add(1);
@@ -192,7 +195,9 @@ Dense Oracle(const Case& given) {
     const Dense source = Expand(given.atoms[map.from].source.gathers.front());
     ForEachIndex(map.from_extent, [&](const Index& at) {
       Index from = at;
-      for (size_t d = 0; d < at.size(); ++d) from[d] += map.from_begin[d];
+      for (size_t d = 0; d < at.size(); ++d) {
+        from[d] = map.from_begin[d] + at[d] * map.StepOf(d);
+      }
       Index to = map.to_begin;
       for (size_t d = 0; d < to.size(); ++d) {
         if (map.axis[d] >= 0) to[d] += at[static_cast<size_t>(map.axis[d])];
@@ -207,7 +212,7 @@ TEST(BoxMapTest, RandomGathersThroughRandomMapsAreWhatTheirElementsAre) {
   for (uint32_t seed = 0; seed < 400; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
-    const Case given = RandomCase(random);
+    const Case given = RandomCase(random, seed % 2 == 1);
     const auto made = ComposeSource(given.Sources(), given.maps, given.to);
     ASSERT_TRUE(made.has_value()) << made.error().message;
     ASSERT_EQ(made->kind, SourceKind::kGather);
@@ -219,7 +224,7 @@ TEST(BoxMapTest, ThereAndBackIsTheSameBox) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
-    const Case given = RandomCase(random);
+    const Case given = RandomCase(random, false);
     for (const BoxMap& map : given.maps) {
       const Shape& from = given.atoms[map.from].shape;
       const BoxMap back = Inverse(map, 7);
@@ -257,6 +262,11 @@ TEST(BoxMapTest, HostileMapsAreRefused) {
   EXPECT_TRUE(refused([](BoxMap& m) { m.to_begin[1] = 3; }));
   EXPECT_TRUE(refused([](BoxMap& m) { m.to_begin[1] = UINT64_MAX; }));
   EXPECT_TRUE(refused([](BoxMap& m) { m.axis = {0, 0}; }));
+  EXPECT_FALSE(refused([](BoxMap& m) { m.from_step = {3, 1}; }));
+  EXPECT_TRUE(refused([](BoxMap& m) { m.from_step = {4, 1}; }));
+  EXPECT_TRUE(refused([](BoxMap& m) { m.from_step = {0, 1}; }));
+  EXPECT_TRUE(refused([](BoxMap& m) { m.from_step = {UINT64_MAX, 1}; }));
+  EXPECT_TRUE(refused([](BoxMap& m) { m.from_step = {1}; }));
   EXPECT_TRUE(refused([](BoxMap& m) { m.axis = {0, 2}; }));
   EXPECT_TRUE(refused([](BoxMap& m) { m.axis = {0, -1}; }));
   EXPECT_TRUE(refused([](BoxMap& m) { m.axis = {0}; }));
