@@ -12,6 +12,7 @@
 #include "formats/dialects/translated_format.h"
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
+#include "formats/megatron/source.h"
 #include "formats/rank/rank_view.h"
 #include "formats/resume/resume_view.h"
 
@@ -21,6 +22,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   std::vector<std::unique_ptr<Source>> sources;
   sources.push_back(MakeDeepSpeedSource());
   sources.push_back(MakeDeepSpeedUniversalSource());
+  sources.push_back(MakeMegatronSource());
   sources.push_back(MakeDcpSource());
   sources.push_back(MakeHuggingFaceSource());
   return sources;

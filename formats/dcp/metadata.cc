@@ -190,11 +190,8 @@ Result<DcpMetadata> Resolver::Run(PackedValue root) {
   const auto number = values_.ObjectOf(root, kMetadata);
   if (!number) return Refuse("not a DCP metadata file: its pickle is not a Metadata");
   const auto& fields = objects_.metadata[*number];
-  if (fields[3].kind() != PackedValue::Kind::kAbsent ||
-      fields[4].kind() != PackedValue::Kind::kAbsent) {
-    return Fail(ErrorCode::kUnsupported,
-                "written by Megatron's dist_checkpointing (torch_dist), which is not readable yet");
-  }
+  out_.megatron = fields[3].kind() != PackedValue::Kind::kAbsent ||
+                  fields[4].kind() != PackedValue::Kind::kAbsent;
   const auto entries = values_.DictOf(fields[0]);
   const auto places = values_.DictOf(fields[2]);
   if (!entries || !places) return Refuse("its state_dict_metadata or its storage_data is missing");
@@ -510,6 +507,7 @@ Result<DcpMetadata> MergeMetadata(std::vector<DcpMetadata> parts) {
     first_file.push_back(static_cast<uint32_t>(out.files.size()));
     out.files.insert(out.files.end(), part.files.begin(), part.files.end());
     out.has_paths |= part.has_paths;
+    out.megatron |= part.megatron;
     for (uint32_t i = 0; i < part.files.size(); ++i) out.plain.push_back(part.IsPlain(i));
     for (size_t i = 0; i < part.tensors.size(); ++i) {
       const auto [at, added] = known.try_emplace(part.tensors[i].name, tensors.size());

@@ -83,6 +83,7 @@ struct DcpMetadata {
   std::vector<std::vector<PathElement>> object_paths;
   bool has_paths = false;
   uint64_t dropped_objects = 0;  // of merged parts: those under another's name
+  bool megatron = false;         // of megatron-core's dist_checkpointing, whose keys are others
   std::vector<bool> plain;       // by file: an extent is the elements themselves, not an archive
 
   bool IsPlain(uint32_t file) const { return file < plain.size() && plain[file]; }
@@ -103,7 +104,7 @@ struct DcpMetadata {
 };
 
 // kInvalid names the rule, kUnsupported what is understood and not read (transforms such
-// as zstd, sparse layouts, Megatron's own metadata).  BLOCKS: on reading the file, a
+// as zstd, sparse layouts).  BLOCKS: on reading the file, a
 // window at a time.
 Result<DcpMetadata> ReadMetadata(const File& file);
 

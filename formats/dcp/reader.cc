@@ -33,6 +33,13 @@ std::string WithoutDot(std::string prefix) {
 
 Result<StepModel> Reader::Read() && {
   CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
+  if (state.metadata().megatron) {
+    return Fail(
+        ErrorCode::kUnsupported,
+        StrCat(candidate_.Path(),
+               ": written by Megatron's dist_checkpointing (torch_dist), whose metadata.json "
+               "is not there"));
+  }
   auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.model);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);

@@ -13,7 +13,8 @@
 // A DCP directory is one with `.metadata`, which torch writes last, by a rename; with
 // `__<rank>.metadata` of each rank, where ranks saved by themselves; or, of the writer of
 // safetensors that writes no metadata, with files whose headers say DCP_SHARDING_INFO.
-// Megatron's torch_dist (common.pt, metadata.json) is not one, though DCP wrote it.
+// Megatron's torch_dist (common.pt, metadata.json) is not one, though DCP wrote it:
+// formats/megatron reads it.
 //
 // Thread safety: pure but for looking at files.
 

@@ -330,6 +330,35 @@ Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>
   return {};
 }
 
+// An index of the outermost dimension is a run of a dense chunk.
+Status StoredState::AddRow(size_t tensor, uint64_t row, AtomIndex atom) const {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  if (const std::string why = WhyNotPlain(tensor); !why.empty()) {
+    return Fail(ErrorCode::kUnsupported, StrCat("'", entry.name, "': ", why));
+  }
+  SharedRows rows({entry.shape.begin() + 1, entry.shape.end()});
+  const auto copies = CopiesOf(entry);
+  for (const size_t i : copies.front()) {
+    const size_t chunk = entry.first_chunk + i;
+    const auto offsets = metadata_.OffsetsOf(entry, i);
+    const auto sizes = metadata_.SizesOf(entry, i);
+    if (row < offsets[0] || row - offsets[0] >= sizes[0]) continue;
+    if (strided_.contains(chunk)) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", entry.name, "': a chunk's elements do not lie in their order"));
+    }
+    const Shape shape(sizes.begin() + 1, sizes.end());
+    const uint64_t bytes = VolumeOf(sizes.subspan(1)) * ByteWidth(entry.dtype);
+    rows.Add({{offsets.begin() + 1, offsets.end()},
+              shape,
+              blobs_[metadata_.chunks[chunk].file],
+              first_byte_[chunk] + (row - offsets[0]) * bytes,
+              entry.dtype});
+  }
+  std::move(rows).Place(assembler_, atom, 0, SharedRows::Beside::kNothing);
+  return {};
+}
+
 Status StoredState::AddStrided(const TensorEntry& tensor, size_t i, AtomIndex atom,
                                uint32_t copy) const {
   const auto offsets = metadata_.OffsetsOf(tensor, i);

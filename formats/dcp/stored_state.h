@@ -44,6 +44,10 @@ class StoredState {
   // as a series (core/state/shared_rows.h), others by their boxes.  Chunks that several ranks
   // wrote (per-rank metadata) are replicas.
   Status AddFragments(size_t tensor, AtomIndex atom) const;
+  // The same of what has one index along dimension 0, under an atom without that dimension.
+  // kUnsupported where a chunk does not hold its elements in row-major order.
+  // REQUIRES: the tensor has such an index.
+  Status AddRow(size_t tensor, uint64_t row, AtomIndex atom) const;
 
   // The bytes of a tensor of one element, the same in all copies.  BLOCKS: on reading.
   Result<std::string> ReadSmall(size_t tensor);

@@ -265,6 +265,12 @@ Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<c
   }
 }
 
+void CarryConfig(Assembler& assembler, std::string config) {
+  ModelFiles files;
+  Add(files, std::string(kModelConfig), std::move(config));
+  assembler.header().documents.push_back(Render(files));
+}
+
 Result<ModelFiles> ModelFilesOf(const StepModel& step) {
   ModelFiles files;
   const Document* document = step.FindDocument(kDocument);

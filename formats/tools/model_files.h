@@ -56,6 +56,10 @@ bool IsModelFile(std::string_view name);
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory);
 
+// Carries a config.json that lies nowhere as a file: what a source says, in transformers' words.
+// REQUIRES: no model files are carried, and none will be.
+void CarryConfig(Assembler& assembler, std::string config);
+
 // True for <folder>/<name> of a file that may be carried out of a folder.
 bool IsFolderFile(std::string_view path);
 

@@ -55,7 +55,8 @@ Said OfFile(std::string_view name) {
 Said OfMegatronDirectory(const StepEntries& entries) {
   if (!entries.HasFile("common.pt") || !entries.HasFile("metadata.json")) return "";
   const bool dist = entries.HasFile(".metadata");
-  return StrCat(dist ? "Megatron torch_dist" : "Megatron dist_checkpointing (zarr)", kNotYet);
+  if (dist) return "Megatron torch_dist, but its metadata.json does not say so";
+  return StrCat("Megatron dist_checkpointing (zarr)", kNotYet);
 }
 
 // Names the framework that wrote mp_rank_XX; "" if none did.

@@ -4,7 +4,7 @@
 // alone: whoever points at one is told what it is and what to do, rather than that nothing was
 // found.  Checkpoints that nobody reads:
 //
-//   metadata.json, common.pt               Megatron's dist_checkpointing
+//   metadata.json, common.pt               Megatron's dist_checkpointing, if that is not torch_dist
 //   mp_rank_00/model_optim_rng.pt, ...     Megatron's older form
 //   weights/, context/; *.nemo             NeMo
 //

@@ -63,6 +63,10 @@ constexpr std::array kOrders = {
     SaveOrder{StepTool::kNone, FormatOrder::kDeepSpeed, "", "DeepSpeed",
               "*_model_states.pt, {*_optim_states.pt}, {zero_to_fp32.py}, {latest}", "latest",
               LastIn::kBeside},
+    SaveOrder{StepTool::kNone, FormatOrder::kMegatron, "", "megatron-core",
+              "{common.pt}, __<rank>_<N>.distcp, .metadata, metadata.json, "
+              "{latest_checkpointed_iteration.txt}",
+              "metadata.json", LastIn::kParts},
 };
 
 const SaveOrder* OrderOf(StepTool tool) {

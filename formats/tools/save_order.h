@@ -11,8 +11,10 @@
 //   Lightning, sharded     meta.pt                     DCP's directory   likewise
 //   DCP                    .metadata                   each part         provisional
 //   DeepSpeed              latest                      beside the tag    provisional
+//   megatron-core          metadata.json               DCP's directory   begun
 //
-// As written by transformers 5.23, accelerate 1.15, Lightning 2.6, DeepSpeed 0.19, torch 2.13.
+// As written by transformers 5.23, accelerate 1.15, Lightning 2.6, DeepSpeed 0.19, torch 2.13,
+// megatron-core 0.16.
 //
 // Thread safety: pure but for the root that is listed.
 
@@ -36,7 +38,7 @@ StepTool ToolOf(std::string_view name, const StepEntries& entries);
 std::string_view ToolName(StepTool tool);
 
 // A format's own order, of what no tool wrote around, or a tool whose order tells nothing.
-enum class FormatOrder { kNone, kDcp, kDeepSpeed };
+enum class FormatOrder { kNone, kDcp, kDeepSpeed, kMegatron };
 
 // Where the files of one step's save lie, below the root.
 struct SavePlaces {

@@ -161,23 +161,23 @@ def test_many_steps_of_a_run_are_not_all_told(ckptfs, tmp_path):
 def test_what_is_known_and_not_read_is_named(ckptfs, tmp_path):
     step = tmp_path / 'run' / 'iter_0000500'
     step.mkdir(parents=True)
-    for name in '.metadata', 'common.pt', 'metadata.json', '__0_0.distcp':
+    for name in 'common.pt', 'metadata.json':
         (step / name).touch()
     for path in step, step.parent:
         done = ckptfs.adopt(path, check=False)
         assert done.returncode == REFUSED
-        assert done.stderr == (f'ckptfs: {step}: Megatron torch_dist: not readable yet\n')
+        assert done.stderr == f'ckptfs: {step}: Megatron dist_checkpointing (zarr): not readable yet\n'
 
 
 def test_a_follower_says_what_it_sees_and_waits_for(ckptfs, tmp_path):
     step = tmp_path / 'megatron' / 'iter_0000500'
     step.mkdir(parents=True)
-    for name in 'common.pt', 'metadata.json', '.metadata':
+    for name in 'common.pt', 'metadata.json':
         (step / name).touch()
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'logs').mkdir()
     (tmp_path / 'logs' / 'train.log').touch()
-    seen = {'megatron': f'{step}: Megatron torch_dist: not readable yet; nothing of it is adopted',
+    seen = {'megatron': f'{step}: Megatron dist_checkpointing (zarr): not readable yet; nothing of it is adopted',
             'empty': 'waits for the first step: the directory is empty',
             'logs': 'waits for the first step: it holds 1 file (train.log)',
             'none': 'waits for the first step: the directory is not there yet'}

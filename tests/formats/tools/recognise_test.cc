@@ -35,7 +35,7 @@ TEST_F(RecogniseTest, EveryShapeByItsName) {
          "legacy3d/mp_rank_00_001/distrib_optim.pt", "nemo1/mp_rank_00/megatron.ckpt",
          "nemo2/weights/x", "nemo2/context/io.json", "m.nemo", "x.gguf", "titan/metadata.pkl",
          "titan/model_0.pt", "orbax/_CHECKPOINT_METADATA"});
-  EXPECT_EQ(What("dist"), "Megatron torch_dist: not readable yet");
+  EXPECT_EQ(What("dist"), "Megatron torch_dist, but its metadata.json does not say so");
   EXPECT_THAT(What("zarr"), HasSubstr("Megatron dist_checkpointing (zarr): not readable yet"));
   EXPECT_THAT(What("legacy"), HasSubstr("Megatron legacy (mp_rank_XX): not readable yet"));
   EXPECT_THAT(What("legacy3d"), HasSubstr("Megatron legacy"));
@@ -70,7 +70,6 @@ TEST_F(RecogniseTest, OthersAreNothing) {
 
 TEST_F(RecogniseTest, WhatIsUnreadIsSaidOnceAndRefusesNothingElse) {
   for (const std::string step : {"0000100", "0000200", "0000300", "0000400"}) {
-    directory.Write("run/iter_" + step + "/.metadata", "");
     directory.Write("run/iter_" + step + "/common.pt", "");
     directory.Write("run/iter_" + step + "/metadata.json", "");
   }
@@ -81,12 +80,13 @@ TEST_F(RecogniseTest, WhatIsUnreadIsSaidOnceAndRefusesNothingElse) {
   EXPECT_EQ(scan.error().message,
             directory.path() +
                 "/run: 4 directories (iter_0000100, iter_0000200, iter_0000300, "
-                "...): Megatron torch_dist: not readable yet");
+                "...): Megatron dist_checkpointing (zarr): not readable yet");
   const auto one =
       ScanPlace(*PlaceOf(directory.path() + "/run/iter_0000100"), sources, HintsOfTools());
   ASSERT_FALSE(one);
-  EXPECT_EQ(one.error().message,
-            directory.path() + "/run/iter_0000100: Megatron torch_dist: not readable yet");
+  EXPECT_EQ(
+      one.error().message,
+      directory.path() + "/run/iter_0000100: Megatron dist_checkpointing (zarr): not readable yet");
 }
 
 }  // namespace

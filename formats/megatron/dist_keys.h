@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The keys under which megatron-core's dist_checkpointing (torch_dist) saves, as of core 0.11 to
+// 0.20 (dist_checkpointing/mapping.py, transformer_block.py, optimizer/distrib_optimizer.py):
+//
+//   decoder.layers.<rest>             a tensor whose dim 0 counts the layers
+//   decoder.layers.<N>.<rest>         a tensor of one layer (models whose layers differ)
+//   optimizer.state.<kind>.<key>      a state of the tensor of that key; the master's kind is param,
+//                                     or fp32_param
+//   chained_<N>.optimizer...          the same, of one optimizer of several
+//   optimizer.distributed...          buckets of ranks (dp_reshardable and older forms)
+//   <key>/shard_<offset>_<shape>      an object; common_state/shard_0_1 is what common.pt was
+//
+// Thread safety: pure functions.
+// Lifetime: results refer to the key.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ckptfs::megatron {
+
+// A tensor of all layers: the name of layer N is before + N + "." + after.
+struct StackedName {
+  std::string_view before;  // "decoder.layers."
+  std::string_view after;   // "mlp.linear_fc1.weight"
+
+  std::string OfLayer(uint64_t layer) const;
+};
+
+// Nothing for a tensor of one layer, or of none.
+std::optional<StackedName> StackedNameOf(std::string_view key);
+
+// A key of an optimizer.
+struct OptimizerKey {
+  std::string_view chain;  // "chained_0."; "" of the only one
+  std::string_view kind;   // "exp_avg"; "" for what is not a state of one tensor
+  std::string_view tensor; // the key of the tensor that it is a state of
+};
+
+// Nothing for a key of something else.
+std::optional<OptimizerKey> OptimizerKeyOf(std::string_view key);
+
+// The key of an object without the place of its part: "rng_state".
+std::string_view ObjectName(std::string_view key);
+
+inline constexpr std::string_view kCommonObject = "common_state/shard_0_1";
+
+}  // namespace ckptfs::megatron

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/megatron/reader.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/model/left_out.h"
+#include "core/state/model_config.h"
+#include "formats/megatron/args_config.h"
+#include "formats/settle/settle.h"
+#include "formats/tools/model_files.h"
+#include "formats/tools/tool_files.h"
+#include "formats/torch/pickle_writer.h"
+#include "formats/torch/stored_tensor.h"
+
+namespace ckptfs::megatron {
+namespace {
+
+constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
+constexpr std::string_view kMaster = "master";
+
+// What a module keeps beside its tensors: it counts as one entry, whatever layers have it.
+constexpr std::string_view kExtraState = "_extra_state";
+
+std::string_view KindOf(std::string_view stored) {
+  return stored == "param" || stored == "fp32_param" ? kMaster : stored;
+}
+
+// The order in which a module has its parameters, as far as names tell: a directory has none.
+std::tuple<int, int64_t, int, std::string_view> OrderOf(std::string_view name, int64_t layer) {
+  const bool first = name.find("embedding") != std::string_view::npos;
+  const int where = layer >= 0 ? 1 : first ? 0 : name.starts_with("output_layer") ? 3 : 2;
+  const bool attention = name.find("self_attention") != std::string_view::npos ||
+                         name.find("input_layernorm") != std::string_view::npos;
+  return {where, layer, attention ? 0 : 1, name};
+}
+
+// A group's dict without its members.
+Result<std::string> HyperParametersOf(PickleRef dict) {
+  PickleBuilder builder;
+  std::vector<std::pair<NodeId, NodeId>> items;
+  for (const auto& [key, value] : dict.Items()) {
+    if (!key.String() || key.String() == "params" || !RunsNoCode(value)) continue;
+    const NodeId name = builder.String(*key.String());
+    items.emplace_back(name, builder.Copy(value));
+  }
+  const NodeId root = builder.Dict(items);
+  return PrintPickle(std::move(builder).Finish(root));
+}
+
+ScalarValue StepValue(int64_t step) {
+  const auto bytes = std::bit_cast<std::array<char, sizeof(step)>>(step);
+  return ScalarValue{DType::kI64, {}, std::string(bytes.data(), bytes.size()), true};
+}
+
+bool IsExperts(std::string_view name) { return name.find(".mlp.experts.") != std::string_view::npos; }
+
+// Biases and vectors: optimizer_config.py, standard overrides of core 0.16.1.
+bool Decays(const StateDict::Tensor& tensor) {
+  return tensor.shape.size() != 1 && !tensor.name.ends_with(".bias");
+}
+
+}  // namespace
+
+Result<StepModel> Reader::Read() && {
+  dcp::PartFiles part;
+  part.metadata = true;
+  CKPT_ASSIGN_OR_RETURN(dcp::StoredState state,
+                        dcp::StoredState::Read(candidate_, {part}, assembler_));
+  CKPT_ASSIGN_OR_RETURN(const CommonState common,
+                        CommonState::Read(candidate_, state, assembler_));
+  const auto work = [&]() -> Result<Settled> {
+    CKPT_RETURN_IF_ERROR(AddWeights(state, common));
+    if (!options_.weights_only) {
+      AddStates(state);
+      CKPT_RETURN_IF_ERROR(AddGroups(common));
+    }
+    CKPT_ASSIGN_OR_RETURN(dict_.sizes,
+                          SizesOf(common.Arguments(), options_, candidate_));
+    dict_.sizes.recorded.erase("vocab");  // not the tokenizer's, whose last ids it may lack
+    dict_.sizes.recorded.erase("vocab_size");
+    CKPT_ASSIGN_OR_RETURN(Settled settled, Settle(dict_, options_, assembler_));
+    CKPT_RETURN_IF_ERROR(AddDocuments(common));
+    return settled;
+  };
+  auto settled = work();
+  if (!settled) return Fail(std::move(settled).error().WithContext(candidate_.Path()));
+  if (!options_.weights_only) LeaveOutBuckets(state, common);
+  LeaveOutObjects(state);
+  const auto root = RootBelow(candidate_.root, candidate_.save);
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles files,
+                        CarryModelFiles(assembler_, root, candidate_.Prefix()));
+  if (files.config() == nullptr) CarryConfigOf(common);
+  CKPT_RETURN_IF_ERROR(CarryOwnFiles(assembler_, candidate_));
+  FillHeader(common, settled->steps);
+  auto model = std::move(assembler_).Finish();
+  if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
+  return model;
+}
+
+// ---- weights ------------------------------------------------------------------------
+
+// Every stack has a layer for each of the model's.
+Status Reader::CheckLayers(const dcp::StoredState& state, const CommonState& common) const {
+  const auto known = common.Argument("num_layers");
+  std::map<std::string_view, std::pair<uint64_t, std::string_view>> layers;  // by block
+  for (const dcp::TensorEntry& tensor : state.metadata().tensors) {
+    if (OptimizerKeyOf(tensor.name)) continue;
+    const auto stacked = StackedNameOf(tensor.name);
+    if (!stacked) continue;
+    if (tensor.shape.empty()) {
+      return Refuse("'", tensor.name, "' does not have a dimension that counts the layers");
+    }
+    const uint64_t count = tensor.shape.front();
+    const auto [first, fresh] = layers.try_emplace(stacked->before, count, tensor.name);
+    if (first->second.first != count) {
+      return Refuse("'", first->second.second, "' is of ", first->second.first, " layers, but '",
+                    tensor.name, "' of ", count);
+    }
+    if (fresh && known && stacked->before == "decoder.layers." &&
+        count != static_cast<uint64_t>(*known)) {
+      return Refuse("'", tensor.name, "' is of ", count, " layers, but the arguments say num_layers ",
+                    *known);
+    }
+  }
+  return {};
+}
+
+PlaceParts Reader::PlaceOf(const dcp::StoredState& state, Slice slice) const {
+  return [&state, slice](Assembler&, AtomIndex atom) {
+    return slice.layer < 0 ? state.AddFragments(slice.tensor, atom)
+                           : state.AddRow(slice.tensor, static_cast<uint64_t>(slice.layer), atom);
+  };
+}
+
+Status Reader::AddWeights(const dcp::StoredState& state, const CommonState& common) {
+  CKPT_RETURN_IF_ERROR(CheckLayers(state, common));
+  struct Named {
+    std::string name;
+    Slice slice;
+  };
+  std::vector<Named> all;
+  const auto& tensors = state.metadata().tensors;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (OptimizerKeyOf(tensors[t].name)) continue;
+    const auto stacked = StackedNameOf(tensors[t].name);
+    const uint64_t count = stacked ? tensors[t].shape.front() : 1;
+    if (count > kMaxTensors || all.size() + count > kMaxTensors) {
+      return Refuse("the step would have more than ", kMaxTensors, " tensors");
+    }
+    for (uint64_t layer = 0; layer < count; ++layer) {
+      if (stacked) all.push_back({stacked->OfLayer(layer), {t, static_cast<int64_t>(layer)}});
+    }
+    if (!stacked) all.push_back({tensors[t].name, {t, -1}});
+  }
+  if (all.empty()) return Refuse("it does not hold the weights of a model");
+  std::ranges::sort(all, {}, [](const Named& one) { return OrderOf(one.name, one.slice.layer); });
+  for (Named& one : all) {
+    const dcp::TensorEntry& tensor = tensors[one.slice.tensor];
+    Shape shape = tensor.shape;
+    if (one.slice.layer >= 0) shape.erase(shape.begin());
+    made_[tensor.name].push_back(dict_.tensors.size());
+    slices_.push_back(one.slice);
+    dict_.tensors.push_back({std::move(one.name), tensor.dtype, std::move(shape),
+                             PlaceOf(state, one.slice), {}, !IsFloat(tensor.dtype)});
+  }
+  for (auto& [key, numbers] : made_) {
+    std::ranges::sort(numbers, {}, [&](size_t i) { return slices_[i].layer; });
+  }
+  return {};
+}
+
+// ---- the optimizer ------------------------------------------------------------------
+
+void Reader::AddStates(const dcp::StoredState& state) {
+  dict_.optimizers.push_back({.label = "", .what = "the optimizer", .shown = ""});
+  const auto& tensors = state.metadata().tensors;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const auto key = OptimizerKeyOf(tensors[t].name);
+    if (key && !key->kind.empty()) AddState(state, t, *key);
+  }
+}
+
+// A state has its tensor's layers and shape.  Cores up to 0.14 flatten what a rank has of it.
+void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKey& key) {
+  const dcp::TensorEntry& entry = state.metadata().tensors[t];
+  const auto leave_out = [&](std::string_view why, std::string_view remedy) {
+    LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, StrCat("the key '", entry.name, "'"),
+                                   std::string(why), std::string(remedy)});
+  };
+  const auto of = made_.find(key.tensor);
+  if (of == made_.end()) {
+    return leave_out("it is a state of a tensor that the model does not have", "");
+  }
+  const dcp::TensorEntry& tensor = state.metadata().tensors[slices_[of->second.front()].tensor];
+  if (entry.shape != tensor.shape) {
+    return leave_out(
+        "it does not have its tensor's shape: cores up to 0.14 flatten what each rank has of a "
+        "state",
+        "load it with core 0.15 in its own layout and save it with "
+        "--dist-ckpt-optim-fully-reshardable");
+  }
+  if (const std::string why = state.WhyNotPlain(t); !why.empty()) return leave_out(why, "");
+  for (const size_t i : of->second) {
+    StateDict::State added{0, dict_.tensors[i].name, std::string(KindOf(key.kind))};
+    added.kinds = StateDict::Kinds::kOurs;
+    added.dtype = entry.dtype;
+    added.shape = dict_.tensors[i].shape;
+    added.place = PlaceOf(state, {t, slices_[i].layer});
+    dict_.states.push_back(std::move(added));
+  }
+}
+
+void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& common) {
+  const auto is_bucket = [](std::string_view name) {
+    const auto key = OptimizerKeyOf(name);
+    return key && key->kind.empty();
+  };
+  const auto named = [&](const auto& all) {
+    const auto found = std::ranges::find_if(all, [&](const auto& one) { return is_bucket(one.name); });
+    return found == all.end() ? std::string() : found->name;
+  };
+  std::string name = named(state.metadata().tensors);
+  if (name.empty()) name = named(state.metadata().objects);
+  if (name.empty()) return;
+  const std::string form = common.OptimizerForm();
+  LeaveOut(assembler_.header(),
+           {LeftOutPart::kOptimizer,
+            StrCat("the optimizer's states ('", name, "', ...)"),
+            StrCat("they lie in buckets of the ranks that saved them",
+                   form.empty() ? "" : StrCat(" (", form, ")"),
+                   ", whose order of parameters the directory does not say"),
+            "save with --dist-ckpt-optim-fully-reshardable to have masters and moments"});
+}
+
+// The parameters of each group, where Megatron's rule leaves one way.
+std::optional<std::vector<std::vector<size_t>>> MembersOf(
+    const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors) {
+  const bool apart = std::ranges::any_of(groups, &CommonGroup::experts);
+  std::vector<std::vector<size_t>> members(groups.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool experts = apart && IsExperts(tensors[i].name);
+    std::vector<size_t> all, fit;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (groups[g].experts != experts) continue;
+      all.push_back(g);
+      if (groups[g].decays == Decays(tensors[i])) fit.push_back(g);
+    }
+    if (all.size() == 1) fit = all;  // it must be in one
+    if (fit.size() != 1) return std::nullopt;
+    members[fit.front()].push_back(i);
+  }
+  return members;
+}
+
+Status Reader::AddGroups(const CommonState& common) {
+  const std::vector<CommonGroup> groups = common.Groups();
+  if (groups.empty() || dict_.states.empty()) return {};
+  // Only what has a state is trained.
+  std::set<std::string_view> trained;
+  for (const StateDict::State& state : dict_.states) {
+    trained.insert(std::get<std::string>(state.owner));
+  }
+  std::vector<StateDict::Tensor> tensors;
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < dict_.tensors.size(); ++i) {
+    if (!trained.contains(dict_.tensors[i].name)) continue;
+    tensors.push_back({dict_.tensors[i].name, dict_.tensors[i].dtype, dict_.tensors[i].shape, {}});
+    numbers.push_back(i);
+  }
+  auto members = MembersOf(groups, tensors);
+  if (!members) {
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kOptimizer, "the hyper-parameters of the optimizer's groups",
+              "nothing says which parameters are in which of its groups, and Megatron's own rule "
+              "(weight decay for all but biases and vectors) leaves several ways",
+              ""});
+    AddSteps(common, groups, {});
+    return {};
+  }
+  for (auto& group : *members) {
+    for (size_t& i : group) i = numbers[i];
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    StateDict::Group added{0, "", {}};
+    CKPT_ASSIGN_OR_RETURN(added.hyper_parameters, HyperParametersOf(groups[g].dict));
+    for (const size_t i : (*members)[g]) {
+      added.members.push_back({dict_.tensors[i].name, std::nullopt});
+    }
+    if (!added.members.empty()) dict_.groups.push_back(std::move(added));
+  }
+  AddSteps(common, groups, *members);
+  return {};
+}
+
+void Reader::AddStep(size_t tensor, int64_t step) {
+  StateDict::State added{0, dict_.tensors[tensor].name, "step"};
+  added.scalar = [step]() -> Result<std::optional<ScalarValue>> { return StepValue(step); };
+  dict_.states.push_back(std::move(added));
+}
+
+// Counts are of groups (or of all), and a state's of its parameter.
+void Reader::AddSteps(const CommonState& common, const std::vector<CommonGroup>& groups,
+                      const std::vector<std::vector<size_t>>& members) {
+  std::set<int64_t> counts;
+  for (const CommonGroup& group : groups) {
+    if (group.step) counts.insert(*group.step);
+  }
+  if (const auto step = common.CommonStep()) counts.insert(*step);
+  std::set<std::string> trained;
+  for (const StateDict::State& state : dict_.states) {
+    trained.insert(std::get<std::string>(state.owner));
+  }
+  if (counts.size() == 1) {
+    for (size_t i = 0; i < dict_.tensors.size(); ++i) {
+      if (trained.contains(dict_.tensors[i].name)) AddStep(i, *counts.begin());
+    }
+    return;
+  }
+  for (size_t g = 0; g < members.size(); ++g) {
+    for (const size_t i : members[g]) {
+      if (groups[g].step) AddStep(i, *groups[g].step);
+    }
+  }
+  if (counts.empty() || !members.empty()) return;
+  LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the counts of steps",
+                                 "groups have different ones, and nothing says which parameters "
+                                 "are in which",
+                                 ""});
+}
+
+// ---- the rest -----------------------------------------------------------------------
+
+Status Reader::AddDocuments(const CommonState& common) {
+  for (const auto& [key, value] : common.root().Items()) {
+    const auto name = key.String();
+    if (!name || *name == "optimizer") continue;
+    auto document =
+        MakeDocument(StrCat("client/", *name), "", value, common.file(), common.blob());
+    if (!document) {
+      const ErrorCode code = document.error().code;
+      if (code != ErrorCode::kInvalid && code != ErrorCode::kUnsupported) {
+        return Fail(std::move(document).error());
+      }
+      LeaveOut(assembler_.header(), {LeftOutPart::kDocument, StrCat("'", *name, "'"),
+                                     std::move(document).error().message, ""});
+      continue;
+    }
+    assembler_.header().documents.push_back(*std::move(document));
+  }
+  return {};
+}
+
+void Reader::CarryConfigOf(const CommonState& common) {
+  MadeConfig made = ConfigOfArguments(common.root()["args"], dict_.tensors);
+  if (!made.json.empty()) return CarryConfig(assembler_, std::move(made.json));
+  assembler_.header().notes.push_back(
+      StrCat("no config.json can be made of the job's arguments: ", made.why,
+             "; huggingface/ needs one (`mount --hf-config DIR`)"));
+}
+
+// Objects of ranks: nobody else's ranks have them.
+void Reader::LeaveOutObjects(const dcp::StoredState& state) {
+  std::set<std::string> in_model, others;
+  for (const dcp::ObjectEntry& object : state.metadata().objects) {
+    const std::string_view name = ObjectName(object.name);
+    if (object.name == kCommonObject || OptimizerKeyOf(name)) continue;
+    (name.ends_with(kExtraState) ? in_model : others).emplace(name);
+  }
+  LeaveOutEntries(in_model, assembler_.header());
+  for (const std::string& name : others) {
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kDocument, StrCat("'", name, "'"),
+              "each rank saved its own, which no rank of another layout has", ""});
+  }
+}
+
+void Reader::FillHeader(const CommonState& common, std::optional<uint64_t> steps) {
+  StepModel& header = assembler_.header();
+  header.framework = "megatron";
+  header.id = candidate_.id;
+  header.iteration = common.Iteration().value_or(candidate_.iteration);
+  if (header.iteration == 0) header.iteration = steps.value_or(0);
+  const auto degree = [&](std::string_view name) {
+    const auto number = common.Argument(name);
+    return number && *number > 0 && *number < (1 << 16) ? static_cast<uint32_t>(*number) : 1;
+  };
+  Layout layout;
+  layout.tp = degree("tensor_model_parallel_size");
+  layout.pp = degree("pipeline_model_parallel_size");
+  layout.dp = degree("data_parallel_size");
+  layout.cp = degree("context_parallel_size");
+  layout.ep = degree("expert_model_parallel_size");
+  layout.etp = layout.ep > 1 ? degree("expert_tensor_parallel_size") : 1;
+  if (const auto legal = Layout::ParseExactly(layout.ToString())) header.layout = *legal;
+  if (!dict_.groups.empty()) {
+    header.notes.push_back(
+        "which parameters each group of the optimizer has follows Megatron's rule: experts of "
+        "expert parallelism apart, no weight decay for biases and vectors");
+  }
+}
+
+}  // namespace ckptfs::megatron
