@@ -43,9 +43,10 @@ struct DialectWord {
   std::string_view name;
   Dialect dialect;
 };
-constexpr std::array<DialectWord, 2> kDialects = {{
+constexpr std::array<DialectWord, 3> kDialects = {{
     {"hf", Dialect::kHf},
     {"hf5", Dialect::kHf5},
+    {"mcore", Dialect::kMcore},
 }};
 
 struct KeysToken {

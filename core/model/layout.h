@@ -9,7 +9,7 @@
 //          | "bf16" | "fp16" | "fp32"
 //          | "split" 1*DIGIT *( "-" 1*DIGIT )
 //          | "plain" | "pipe"
-//          | "hf" | "hf5"
+//          | "hf" | "hf5" | "mcore"
 //          | "nested" | "flat" | "titan" | "accelerate" | "numbered"
 //
 // An absent degree is 1, an absent zero 0.  Each token appears at most once.
@@ -37,10 +37,11 @@ enum class Naming : uint8_t { kAsSource = 0, kPlain = 1, kPipe = 2 };
 // stored.
 enum class Dialect : uint8_t {
   kAsSource = 0,
-  kHf,   // Hugging Face's files: what save_pretrained writes
-  kHf5,  // modules of transformers 5
+  kHf,     // Hugging Face's files: what save_pretrained writes
+  kHf5,    // modules of transformers 5
+  kMcore,  // GPT models of megatron-core, as dist_checkpointing names their tensors
 };
-// The token: "hf", "hf5"; "" for kAsSource.
+// The token: "hf", "hf5", "mcore"; "" for kAsSource.
 std::string_view DialectToken(Dialect dialect);
 
 // Under which keys a state dict of torch.distributed.checkpoint has what; of no

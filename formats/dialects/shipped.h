@@ -14,10 +14,11 @@
 
 namespace ckptfs {
 
-// REQUIRES: a dialect that has a table: kHf5.
+// REQUIRES: a dialect that has a table: kHf5, kMcore.
 Result<DialectTable> ShippedDialect(Dialect dialect);
 
-// hf5.toml; its source is generated.
+// hf5.toml and mcore.toml; their sources are generated.
 std::string_view Hf5DialectText();
+std::string_view McoreDialectText();
 
 }  // namespace ckptfs

@@ -11,9 +11,10 @@ Result<std::shared_ptr<const View>> TranslatedFormat::Open(
   const Dialect asked = shown->layout().dialect;
   const Dialect to = own_ != Dialect::kAsSource ? own_ : asked;
   if (to == Dialect::kAsSource) return inner_->Open(std::move(shown));
-  if (asked == Dialect::kAsSource &&
-      translations_->Of(shown->shared_step()).dialect == Dialect::kAsSource) {
-    return inner_->Open(std::move(shown));
+  if (asked == Dialect::kAsSource) {
+    const FoundDialect found = translations_->Of(shown->shared_step());
+    const bool unknown = found.dialect == Dialect::kAsSource && !found.foreign;
+    if (unknown) return inner_->Open(std::move(shown));
   }
   const Carried carried = own_ != Dialect::kAsSource ? Carried::kWeights : Carried::kAll;
   auto step = translations_->To(shown->shared_step(), to, carried);

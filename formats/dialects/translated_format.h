@@ -25,7 +25,7 @@ class TranslatedFormat : public ViewFormat {
 
   std::string_view name() const override { return inner_->name(); }
   // Where the layout asks for no dialect and nothing proves which one the step is in, names stay
-  // what they are.
+  // what they are; unless some are those of a dialect that files never have.
   Result<std::shared_ptr<const View>> Open(std::shared_ptr<const ShownState> shown) const override;
 
  private:

@@ -2,6 +2,9 @@
 
 #include "formats/dialects/translations.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
 #include "formats/dialects/shipped.h"
@@ -33,21 +36,67 @@ Status CheckOtherStates(const StepModel& step, const StepModel& translated) {
   return {};
 }
 
+// The families' names of sizes that config.json and the step's own facts must have alike.
+constexpr std::string_view kSame[] = {"heads", "kv_heads", "head_dim"};
+// The family whose sizes are the job's own arguments', and that shapes have proved.
+constexpr std::string_view kArgumentsFamily = "megatron_core";
+
+// Names a way in which the job computed otherwise than the files' readers do, though its tensors
+// have the same shapes; "" where it did not.
+std::string_view OtherWay(const StepModel& step) {
+  const Document* document = step.FindDocument("client/args");
+  if (document == nullptr) return "";
+  const auto tree = ParseDocument(*document);
+  if (!tree) return "its arguments cannot be read";
+  const PickleRef args = RootOf(*tree);
+  if (args["apply_layernorm_1p"].Bool().value_or(false)) {
+    return "its norms are stored minus one (apply_layernorm_1p)";
+  }
+  if (args["rotary_interleaved"].Bool().value_or(false)) {
+    return "the halves of its heads are interleaved (rotary_interleaved)";
+  }
+  return "";
+}
+
+// What the step was adopted with, where its family reads sizes off shapes and arguments; its
+// vocabulary is the padded one, which is not a model's own.
+void AddOwnSizes(const StepModel& step, ModelKind& kind) {
+  for (const std::string_view name : kSame) {
+    const auto own = step.family_sizes.find(std::string(name));
+    if (own == step.family_sizes.end()) continue;
+    const auto [known, fresh] = kind.sizes.emplace(name, own->second);
+    if (fresh || known->second == own->second || step.family != kArgumentsFamily) continue;
+    kind.conflict = StrCat("config.json says ", name, " ", known->second,
+                           ", but the step's arguments and shapes ", own->second);
+  }
+}
+
 }  // namespace
 
-Translations::Translations(std::optional<ModelFiles> given, DialectTable hf5, FamilySet families)
+Translations::Translations(std::optional<ModelFiles> given, std::vector<Table> tables,
+                           FamilySet families)
     : given_(std::move(given)),
-      hf5_(std::move(hf5)),
+      tables_(std::move(tables)),
       families_(std::move(families)),
       kept_(kKeptBytes,
             [](const MadePtr& made) { return HeapBytesOf(*made->step) + HeapBytesOf(*made->of); }) {
 }
 
 Result<std::shared_ptr<Translations>> Translations::Make(std::optional<ModelFiles> given) {
-  CKPT_ASSIGN_OR_RETURN(DialectTable hf5, ShippedDialect(Dialect::kHf5));
+  std::vector<Table> tables;
+  for (const Dialect dialect : {Dialect::kHf5, Dialect::kMcore}) {
+    CKPT_ASSIGN_OR_RETURN(DialectTable table, ShippedDialect(dialect));
+    tables.push_back({dialect, std::move(table)});
+  }
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   return std::shared_ptr<Translations>(
-      new Translations(std::move(given), std::move(hf5), std::move(families)));
+      new Translations(std::move(given), std::move(tables), std::move(families)));
+}
+
+const Translations::Table& Translations::TableOf(Dialect dialect) const {
+  const auto found = std::ranges::find(tables_, dialect, &Table::dialect);
+  CKPT_CHECK(found != tables_.end());
+  return *found;
 }
 
 // A config that says nothing of the kind counts as none.
@@ -57,24 +106,48 @@ Translations::Config Translations::ConfigOf(const StepModel& step) const {
   const std::string* config = own ? own->config() : nullptr;
   if (config == nullptr && given_) config = given_->config();
   if (config == nullptr) return out;
-  if (const auto facts = ReadConfigFacts(*config)) {
-    out.kind.model_type = facts->model_type;
-    out.quantised = !facts->quantisation.empty();
-  }
   if (const auto sizes = ParseModelConfig(*config)) {
+    out.kind.sizes = *sizes;
     const auto experts = sizes->find("experts");
     if (experts != sizes->end()) out.kind.experts = static_cast<uint64_t>(experts->second);
   }
+  if (const auto facts = ReadConfigFacts(*config)) {
+    out.kind.model_type = facts->model_type;
+    out.quantised = !facts->quantisation.empty();
+    constexpr uint64_t kMaxRows = uint64_t{1} << 31;
+    if (facts->vocabulary && *facts->vocabulary < kMaxRows) {
+      out.kind.sizes["vocab"] = static_cast<int64_t>(*facts->vocabulary);
+    }
+  }
+  AddOwnSizes(step, out.kind);
+  if (step.family == kArgumentsFamily && out.kind.conflict.empty()) {
+    out.kind.conflict = OtherWay(step);
+  }
   return out;
+}
+
+// A dialect whose names are there is the step's, or nothing is: the same model may have equal names
+// in files and in modules of another library.
+FoundDialect Translations::Find(const StepModel& step) const {
+  const Config config = ConfigOf(step);
+  if (config.quantised) return {.why = std::string(kQuantised)};
+  std::optional<FoundDialect> files, first;
+  for (const Table& one : tables_) {
+    FoundDialect found = FindDialect(step, one.table, one.dialect, config.kind);
+    if (one.dialect == Dialect::kHf5) found.foreign = false;
+    if (found.dialect == one.dialect || found.foreign) return found;
+    if (found.dialect == Dialect::kHf && !files) files = found;
+    if (!first) first = std::move(found);
+  }
+  if (files && first->same) files->same = true;
+  return files ? *files : *first;
 }
 
 FoundDialect Translations::Of(const std::shared_ptr<const StepModel>& step) {
   const auto known = said_.Find(step.get());
   // Another step may have had the address before.
   if (known && (*known)->of.lock() == step) return (*known)->recognised;
-  const Config config = ConfigOf(*step);
-  FoundDialect recognised{.why = std::string(kQuantised)};
-  if (!config.quantised) recognised = FindDialect(*step, hf5_, Dialect::kHf5, config.kind);
+  const FoundDialect recognised = Find(*step);
   said_.Replace(step.get(), std::make_shared<const Said>(Said{step, recognised}));
   return recognised;
 }
@@ -82,14 +155,20 @@ FoundDialect Translations::Of(const std::shared_ptr<const StepModel>& step) {
 Result<std::shared_ptr<const StepModel>> Translations::To(
     const std::shared_ptr<const StepModel>& step, Dialect to, Carried carried) {
   const FoundDialect said = Of(step);
-  if (said.same || said.dialect == to) return step;
+  if (said.dialect == to) return step;
+  if (said.same && (to == Dialect::kHf || to == Dialect::kHf5)) return step;
   if (said.dialect == Dialect::kAsSource) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("nothing proves how its tensors are named: ", said.why));
   }
+  if (said.dialect != Dialect::kHf && to != Dialect::kHf) {
+    CKPT_ASSIGN_OR_RETURN(const auto files, To(step, Dialect::kHf, carried));
+    return To(files, to, carried);
+  }
+  const Table& table = TableOf(to == Dialect::kHf ? said.dialect : to);
   const auto make = [&]() -> Result<MadePtr> {
-    CKPT_ASSIGN_OR_RETURN(auto made, Translate(step, hf5_, Dialect::kHf5, ConfigOf(*step).kind, to,
-                                               families_, carried));
+    CKPT_ASSIGN_OR_RETURN(auto made, Translate(step, table.table, table.dialect,
+                                               ConfigOf(*step).kind, to, families_, carried));
     if (carried == Carried::kAll) CKPT_RETURN_IF_ERROR(CheckOtherStates(*step, *made));
     return std::make_shared<const Made>(Made{step, std::move(made)});
   };

@@ -2,7 +2,8 @@
 //
 // Translations are steps under the names of other dialects: each is made once for all views that
 // show it, and those used last are kept.  Which model a step is of, its config.json says; without
-// that nothing is translated.
+// that nothing is translated.  Sizes that a table asks for are the config's and those that the step
+// was adopted with, which must agree.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: translated steps are their callers'; a kept one keeps the step that it was made of.
@@ -13,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/base/loading_cache.h"
 #include "core/base/lru.h"
@@ -35,8 +37,9 @@ class Translations {
 
   // The dialect that config, names and shapes prove.
   FoundDialect Of(const std::shared_ptr<const StepModel>& step);
-  // The step in the dialect; itself where it is in it.  Errors as Translate's, and for quantised
-  // weights, whose scales have names of their own.
+  // The step in the dialect; itself where it is in it.  From one dialect to another by way of the
+  // files' names.  Errors as Translate's, and for quantised weights, whose scales have names of
+  // their own.
   Result<std::shared_ptr<const StepModel>> To(const std::shared_ptr<const StepModel>& step,
                                               Dialect to, Carried carried = Carried::kAll);
 
@@ -67,11 +70,19 @@ class Translations {
     bool quantised = false;
   };
 
-  Translations(std::optional<ModelFiles> given, DialectTable hf5, FamilySet families);
+  // A table, and the dialect that it makes of files' names.
+  struct Table {
+    Dialect dialect = Dialect::kAsSource;
+    DialectTable table;
+  };
+
+  Translations(std::optional<ModelFiles> given, std::vector<Table> tables, FamilySet families);
   Config ConfigOf(const StepModel& step) const;
+  FoundDialect Find(const StepModel& step) const;
+  const Table& TableOf(Dialect dialect) const;
 
   const std::optional<ModelFiles> given_;
-  const DialectTable hf5_;
+  const std::vector<Table> tables_;
   const FamilySet families_;
   Lru<const StepModel*, std::shared_ptr<const Said>> said_{kSaid};
   LoadingCache<Key, MadePtr, KeyHash> kept_;

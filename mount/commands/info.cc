@@ -152,8 +152,9 @@ Status AddNames(const std::shared_ptr<const StepModel>& step,
   CKPT_ASSIGN_OR_RETURN(const auto translations, Translations::Make(models));
   const FoundDialect said = translations->Of(step);
   info["names"] = {{"why", said.why}};
-  if (said.same) info["names"]["dialects"] = "hf, hf5";
-  if (said.dialect != Dialect::kAsSource) {
+  if (said.same) {
+    info["names"]["dialects"] = "hf, hf5";
+  } else if (said.dialect != Dialect::kAsSource) {
     info["names"]["dialects"] = DialectToken(said.dialect);
   }
   return {};

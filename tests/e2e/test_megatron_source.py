@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of megatron-core's dist_checkpointing: what Megatron itself reads of them is what views show.
+
+make_megatron.py trains and saves tiny models with the real library and keeps what its own reader finds, and the logits
+of the model that it loads at one rank.  Names of transformers are made of that by torch's own words (`files_of`), which
+the logits prove, since transformers computes them with these weights.
+"""
+import io
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from transformers import AutoModelForCausalLM
+
+import daemon
+
+LAYERS, HEADS = 4, 8
+# name: (groups, channels, experts of one layer)
+MODELS = {'llama': (4, 4, 0), 'tied': (4, 8, 0), 'qwen2': (2, 4, 0), 'qwen3': (4, 8, 0), 'mixtral': (4, 4, 4),
+          'qwen3_moe': (4, 4, 4), 'qwen2_moe': (4, 4, 4)}
+KINDS = {'master': 'param', 'exp_avg': 'exp_avg', 'exp_avg_sq': 'exp_avg_sq'}
+BLOCK = 'decoder.layers.'
+
+
+@pytest.fixture(scope='module')
+def saved():
+    """The folder of all models."""
+    return os.path.join(daemon.FIXTURES, 'megatron')
+
+
+@pytest.fixture(scope='module')
+def shown(saved, tmp_path_factory):
+    """All of them in one mount."""
+    program = daemon.Ckptfs(str(tmp_path_factory.mktemp('mount')))
+    for name in os.listdir(saved):
+        program.adopt(f'{saved}/{name}', name)
+    yield program.mount(), program
+    program.close()
+
+
+def view(mount, run, layout):
+    return os.path.join(daemon.step_of(mount, run), 'view', layout)
+
+
+def plain_of(saved, name):
+    """What Megatron's own reader finds: weights, and states by our names of their kinds."""
+    plain = torch.load(f'{saved}/{name}/plain.pt')
+    weights = {k: v for k, v in plain.items() if not k.startswith('optimizer.')}
+    states = {ours: {k.removeprefix(f'optimizer.state.{kind}.'): v for k, v in plain.items()
+                     if k.startswith(f'optimizer.state.{kind}.')} for ours, kind in KINDS.items()}
+    return weights, states
+
+
+def by_layer(stored):
+    """One tensor for each layer, under the module's names."""
+    out = {}
+    for key, tensor in stored.items():
+        if not key.startswith(BLOCK):
+            out[key] = tensor
+            continue
+        for layer in range(LAYERS):
+            out[f'{BLOCK}{layer}.{key.removeprefix(BLOCK)}'] = tensor[layer]
+    return out
+
+
+def apart(qkv, groups, channels):
+    """Queries, keys and values of Megatron's order: each group's queries, its key, its value."""
+    grouped = qkv.reshape(groups, HEADS // groups + 2, channels, *qkv.shape[1:])
+    return [grouped[:, rows].reshape(-1, *qkv.shape[1:]) for rows in (slice(-2), slice(-2, -1), slice(-1, None))]
+
+
+def files_of(stored, name):
+    """The tensors that transformers' files have."""
+    groups, channels, experts = MODELS[name]
+    out = {'model.embed_tokens.weight': stored['embedding.word_embeddings.weight'],
+           'model.norm.weight': stored['decoder.final_layernorm.weight']}
+    if 'output_layer.weight' in stored:
+        out['lm_head.weight'] = stored['output_layer.weight']
+    moe, parts = ('block_sparse_moe', ('w1', 'w3', 'w2')) if name == 'mixtral' else ('mlp', ('gate_proj', 'up_proj', 'down_proj'))
+    for layer in range(LAYERS):
+        at = f'model.layers.{layer}.'
+        of = {k.removeprefix(BLOCK): v[layer] for k, v in stored.items() if k.startswith(BLOCK)}
+        out[at + 'input_layernorm.weight'] = of['self_attention.linear_qkv.layer_norm_weight']
+        out[at + 'post_attention_layernorm.weight'] = of['mlp.linear_fc1.layer_norm_weight']
+        out[at + 'self_attn.o_proj.weight'] = of['self_attention.linear_proj.weight']
+        for kind in ('weight', 'bias'):
+            if f'self_attention.linear_qkv.{kind}' in of:
+                for part, tensor in zip('qkv', apart(of[f'self_attention.linear_qkv.{kind}'], groups, channels)):
+                    out[f'{at}self_attn.{part}_proj.{kind}'] = tensor
+        for part in 'qk':
+            if f'self_attention.{part}_layernorm.weight' in of:
+                out[f'{at}self_attn.{part}_norm.weight'] = of[f'self_attention.{part}_layernorm.weight']
+        if not experts:
+            gate, up = of['mlp.linear_fc1.weight'].chunk(2)
+            out |= {at + 'mlp.gate_proj.weight': gate, at + 'mlp.up_proj.weight': up,
+                    at + 'mlp.down_proj.weight': of['mlp.linear_fc2.weight']}
+            continue
+        out[f'{at}{moe}.gate.weight'] = of['mlp.router.weight']
+        for expert in range(experts):
+            gate, up = of['mlp.experts.experts.linear_fc1.weight'][expert].chunk(2)
+            for part, tensor in zip(parts, (gate, up, of['mlp.experts.experts.linear_fc2.weight'][expert])):
+                out[f'{at}{moe}.experts.{expert}.{part}.weight'] = tensor
+        if 'mlp.shared_experts.gate_weight' in of:
+            gate, up = of['mlp.shared_experts.linear_fc1.weight'].chunk(2)
+            out |= {at + 'mlp.shared_expert.gate_proj.weight': gate, at + 'mlp.shared_expert.up_proj.weight': up,
+                    at + 'mlp.shared_expert.down_proj.weight': of['mlp.shared_experts.linear_fc2.weight'],
+                    at + 'mlp.shared_expert_gate.weight': of['mlp.shared_experts.gate_weight']}
+    return out
+
+
+def assert_same(got, want, what):
+    """The same names, shapes, dtypes and elements."""
+    assert set(got) == set(want), (what, sorted(set(got) ^ set(want))[:4])
+    for name, tensor in want.items():
+        same = got[name].shape == tensor.shape and got[name].dtype == tensor.dtype
+        assert same and torch.equal(got[name], tensor), (what, name)
+
+
+@pytest.mark.parametrize('name', [*MODELS, 'buckets', 'plain_adam'])
+def test_a_rank_has_what_megatrons_own_reader_finds(shown, saved, name):
+    weights, _ = plain_of(saved, name)
+    assert_same(torch.load(view(shown[0], name, 'tp1') + '/rank0/model.pt'), by_layer(weights), name)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_masters_and_moments_are_those_of_the_run(shown, saved, name):
+    _, states = plain_of(saved, name)
+    got = torch.load(view(shown[0], name, 'tp1') + '/rank0/optimizer.pt')
+    want = {f'{kind}/{k}': v for kind, stored in states.items() for k, v in by_layer(stored).items()}
+    steps = {k: v for k, v in got.items() if k.startswith('step/')}
+    assert_same({k: v for k, v in got.items() if k not in steps}, want, name)
+    assert len(steps) == len(by_layer(states['exp_avg'])) and {int(v) for v in steps.values()} == {2}
+
+
+def cut(name, tensor, rank, ranks):
+    """What Megatron's rank has of a tensor."""
+    if 'linear_fc1.weight' in name:
+        return torch.cat([part.chunk(ranks)[rank] for part in tensor.chunk(2)])
+    if 'linear_qkv.' in name and 'layer_norm' not in name or 'word_embeddings' in name or 'output_layer' in name:
+        return tensor.chunk(ranks)[rank]
+    if name.endswith(('linear_proj.weight', 'linear_fc2.weight')):
+        return tensor.chunk(ranks, 1)[rank]
+    return tensor
+
+
+def test_ranks_of_other_degrees_have_what_megatrons_own_have(shown, saved):
+    weights, states = plain_of(saved, 'llama')
+    for kind, stored in {'': weights, **states}.items():
+        for rank in range(8):
+            tp, pp = rank % 4, rank // 4
+            file = 'optimizer' if kind else 'model'
+            got = torch.load(f"{view(shown[0], 'llama', 'tp4_pp2')}/rank{rank}/{file}.pt")
+            got = {k.removeprefix(f'{kind}/'): v for k, v in got.items() if not kind or k.startswith(f'{kind}/')}
+            want = {k: cut(k, v, tp, 4) for k, v in by_layer(stored).items()
+                    if (2 * pp <= int(k.split('.')[2]) < 2 * pp + 2 if k.startswith(BLOCK) else k.startswith('embedding') == (pp == 0))}
+            vocabulary = [k for k in want if 'embeddings' in k or 'output_layer' in k]
+            for name in vocabulary:  # padded to a multiple of 64 x 4
+                whole = torch.zeros(256, 32, dtype=want[name].dtype)
+                whole[:128] = stored[name]
+                want[name] = whole.chunk(4)[tp]
+            assert_same(got, want, (kind, rank))
+
+
+def test_experts_are_divided_as_megatrons_ranks_divide_them(shown, saved):
+    weights, _ = plain_of(saved, 'mixtral')
+    for rank in range(2):
+        got = torch.load(f"{view(shown[0], 'mixtral', 'dp2_ep2')}/rank{rank}/model.pt")
+        for key in ('mlp.experts.experts.linear_fc1.weight', 'mlp.experts.experts.linear_fc2.weight'):
+            for layer in range(LAYERS):
+                assert torch.equal(got[f'{BLOCK}{layer}.{key}'], weights[BLOCK + key][layer, 2 * rank:2 * rank + 2])
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_transformers_computes_the_logits_of_the_source(shown, saved, name):
+    folder = view(shown[0], name, 'tp1') + '/huggingface'
+    weights, _ = plain_of(saved, name)
+    assert_same(load_file(folder + '/model.safetensors'), files_of(weights, name), name)
+    with open(folder + '/config.json', encoding='utf-8') as f:
+        config = json.load(f)
+    assert config['eos_token_id'] is None and config['vocab_size'] == 128
+    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    assert not said['missing_keys'] and not said['unexpected_keys'] and not said['mismatched_keys'], said
+    truth = torch.load(f'{saved}/{name}/logits.pt')
+    with torch.no_grad():
+        logits = model(truth['tokens']).logits
+    assert torch.allclose(logits, truth['logits'], atol=2e-5, rtol=1e-4), (logits - truth['logits']).abs().max()
+    assert truth['logits'].std() > 0.01  # not all alike
+
+
+def read_dcp(path):
+    """All tensors of a directory that torch.distributed.checkpoint saved, by key."""
+    reader = dcp.FileSystemReader(path)
+    metadata = reader.read_metadata().state_dict_metadata
+    state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, 'size')}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize('name', ['llama', 'qwen3', 'mixtral'])
+def test_moments_follow_every_map(shown, saved, name):
+    weights, states = plain_of(saved, name)
+    state = read_dcp(view(shown[0], name, 'hf') + '/dcp')
+    assert_same({k.removeprefix('model.'): v for k, v in state.items() if k.startswith('model.')}, files_of(weights, name), name)
+    for kind in ('exp_avg', 'exp_avg_sq'):
+        ending = '.' + kind
+        got = {k.removeprefix('optim.state.').removesuffix(ending): v for k, v in state.items() if k.endswith(ending)}
+        assert_same(got, files_of(states[kind], name), (name, kind))
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_files_are_shown_as_megatron_names_them(shown, saved, name, ckptfs):
+    """And back: a Hugging Face step in Megatron's names is the Megatron step."""
+    ckptfs.adopt(view(shown[0], name, 'tp1') + '/huggingface', 'files')
+    got = torch.load(view(ckptfs.mount(), 'files', 'mcore') + '/rank0/model.pt')
+    weights, _ = plain_of(saved, name)
+    want = by_layer(weights)
+    if MODELS[name][2]:  # Transformer Engine's name, where experts follow
+        want = {k.replace('mlp.linear_fc1.layer_norm_weight', 'pre_mlp_layernorm.weight'): v for k, v in want.items()}
+    if name == 'tied':
+        assert torch.equal(got.pop('output_layer.weight'), want['embedding.word_embeddings.weight'])
+    assert_same(got, want, name)
+
+
+def info(program, name):
+    return json.loads(program.run('info', name, '--store', program.store, '--json').stdout)
+
+
+def test_buckets_of_ranks_are_left_out_alone_with_the_remedy(shown):
+    left = {name: [one for one in info(shown[1], name)['left_out'] if one.get('part') == 'optimizer'] for name in ('buckets', 'llama')}
+    assert ['dp_reshardable' in one['why'] and '--dist-ckpt-optim-fully-reshardable' in one['needs'] for one in left['buckets']] == [True]
+    assert not left['llama']
+
+
+# ---- directories that something happened to -------------------------------------------------
+
+
+def copy(saved, name, folder):
+    """A copy of a save directory; its step."""
+    shutil.copytree(f'{saved}/{name}', folder)
+    return f'{folder}/iter_0000007'
+
+
+def rewrite(step, change):
+    """Changes what .metadata says."""
+    with open(f'{step}/.metadata', 'rb') as f:
+        metadata = pickle.load(f)
+    change(metadata)
+    with open(f'{step}/.metadata', 'wb') as f:
+        pickle.dump(metadata, f)
+
+
+def test_the_newest_cores_form_is_the_same_step(saved, ckptfs, tmp_path):
+    """No common.pt, its state as an object, and two keys in metadata.json."""
+    step = copy(saved, 'llama', f'{tmp_path}/new')
+    common = torch.load(f'{step}/common.pt', weights_only=False)
+    os.unlink(f'{step}/common.pt')
+    buffer = io.BytesIO()
+    torch.save([common], buffer)
+    with open(f'{step}/__9_0.distcp', 'wb') as f:
+        f.write(buffer.getvalue())
+
+    def add(metadata):
+        key = 'common_state/shard_0_1'
+        metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        metadata.storage_data[MetadataIndex(key)] = _StorageInfo('__9_0.distcp', 0, len(buffer.getvalue()))
+
+    rewrite(step, add)
+    with open(f'{step}/metadata.json', 'w', encoding='utf-8') as f:
+        json.dump({'sharded_backend': 'torch_dist', 'sharded_backend_version': 1}, f)
+    ckptfs.adopt(f'{tmp_path}/new', 'new')
+    mount = ckptfs.mount()
+    weights, states = plain_of(saved, 'llama')
+    assert_same(load_file(view(mount, 'new', 'tp1') + '/huggingface/model.safetensors'), files_of(weights, 'llama'), 'new')
+    got = torch.load(view(mount, 'new', 'tp1') + '/rank0/optimizer.pt')
+    for name, tensor in by_layer(states['exp_avg']).items():
+        assert torch.equal(got[f'exp_avg/{name}'], tensor)
+
+
+def drop_file(step):
+    name = sorted(n for n in os.listdir(step) if n.endswith('.distcp'))[1]
+    os.unlink(f'{step}/{name}')
+    return 'missing'
+
+
+def drop_backend(step):
+    os.unlink(f'{step}/metadata.json')
+    return 'metadata.json'
+
+
+def drop_common(step):
+    os.unlink(f'{step}/common.pt')
+    return 'common.pt'
+
+
+def drop_metadata(step):
+    os.unlink(f'{step}/.metadata')
+    return '.metadata'
+
+
+def drop_chunk(step):
+
+    def change(metadata):
+        key = 'decoder.layers.mlp.linear_fc2.weight'
+        index = next(i for i in metadata.storage_data if i.fqn == key)
+        del metadata.storage_data[index]
+
+    rewrite(step, change)
+    return 'stored nowhere'
+
+
+def other_layers(step):
+
+    def change(metadata):
+        for key in [k for k in metadata.state_dict_metadata if k.endswith('mlp.linear_fc2.weight')]:
+            entry = metadata.state_dict_metadata[key]
+            entry.chunks = [chunk for chunk in entry.chunks if chunk.offsets[0] < 3]
+            entry.size = torch.Size([3, *entry.size[1:]])
+            for index in [i for i in metadata.storage_data if i.fqn == key and i.offset[0] == 3]:
+                del metadata.storage_data[index]
+
+    rewrite(step, change)
+    return 'layers'
+
+
+def cut_off(step):
+    name = max((n for n in os.listdir(step) if n.endswith('.distcp')), key=lambda n: os.path.getsize(f'{step}/{n}'))
+    os.truncate(f'{step}/{name}', os.path.getsize(f'{step}/{name}') // 2)
+    return ''
+
+
+@pytest.mark.parametrize('change', [drop_file, drop_backend, drop_common, drop_metadata, drop_chunk, other_layers, cut_off])
+def test_a_directory_that_is_not_whole_is_refused_and_says_why(saved, ckptfs, tmp_path, change):
+    step = copy(saved, 'llama', f'{tmp_path}/run')
+    why = change(step)
+    done = ckptfs.adopt(step, 'run', check=False)
+    assert done.returncode != 0 and why in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_files_of_another_iteration_are_refused_or_the_other_steps(saved, ckptfs, tmp_path):
+    """A chunk's place in a file of another save does not hold such a chunk."""
+    step = copy(saved, 'llama', f'{tmp_path}/run')
+    for name in os.listdir(f'{saved}/qwen3/iter_0000007'):
+        if name.startswith('__1'):
+            shutil.copy(f'{saved}/qwen3/iter_0000007/{name}', step)
+    assert ckptfs.adopt(step, 'run', check=False).returncode != 0
+
+
+def change_args(step, **changes):
+    """Other arguments; None takes one away."""
+    common = torch.load(f'{step}/common.pt', weights_only=False)
+    for name, value in changes.items():
+        delattr(common['args'], name) if value is None else setattr(common['args'], name, value)
+    torch.save(common, f'{step}/common.pt')
+
+
+def test_what_the_arguments_do_not_say_is_asked_for(shown, saved, ckptfs, tmp_path):
+    change_args(copy(saved, 'llama', f'{tmp_path}/run'), norm_epsilon=None)
+    ckptfs.adopt(f'{tmp_path}/run', 'run')
+    notes = info(ckptfs, 'run')['notes']
+    assert any('norm_epsilon' in note and '--hf-config' in note for note in notes), notes
+    mount = ckptfs.mount()
+    assert not os.path.exists(view(mount, 'run', 'tp1') + '/huggingface')
+    # A config of the user's: the true vocabulary cuts the padding off.
+    given = f'{tmp_path}/given'
+    os.mkdir(given)
+    with open(view(shown[0], 'llama', 'tp1') + '/huggingface/config.json', encoding='utf-8') as f:
+        config = json.load(f)
+    with open(given + '/config.json', 'w', encoding='utf-8') as f:
+        json.dump({**config, 'vocab_size': 90}, f)
+    got = load_file(view(ckptfs.mount('--hf-config', given), 'run', 'tp1') + '/huggingface/model.safetensors')
+    want = files_of(plain_of(saved, 'llama')[0], 'llama')
+    assert_same(got, {k: v[:90] if v.shape[0] == 128 else v for k, v in want.items()}, 'cut')
+
+
+@pytest.mark.parametrize('change', [{'num_attention_heads': 4}, {'kv_channels': 8}, {'apply_layernorm_1p': True},
+                                    {'rotary_interleaved': True}, {'num_query_groups': 2}])
+def test_arguments_that_contradict_the_tensors_name_no_file(saved, ckptfs, tmp_path, change):
+    change_args(copy(saved, 'llama', f'{tmp_path}/run'), **change)
+    ckptfs.adopt(f'{tmp_path}/run', 'run')
+    mount = ckptfs.mount()
+    assert not os.path.exists(view(mount, 'run', 'tp1') + '/huggingface')
+    assert not os.path.exists(view(mount, 'run', 'hf') + '/rank0')
+    assert os.path.exists(view(mount, 'run', 'tp1') + '/rank0/model.pt')
