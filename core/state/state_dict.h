@@ -100,6 +100,7 @@ struct StateDict {
     Kinds kinds = Kinds::kOptimizers;
     uint32_t rank = 0;                      // of Tensor::ranks, whose the shape is
     std::optional<Relation> relation = {};  // as the format says it
+    bool none = false;                      // it is None, which nobody misses
   };
 
   struct Member {

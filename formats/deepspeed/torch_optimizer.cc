@@ -2,6 +2,7 @@
 
 #include "formats/deepspeed/torch_optimizer.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -122,29 +123,37 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   return out;
 }
 
+void AddTo(const PartitionStates& states, const StateDict::State& like, Holder holder,
+           StateDict& dict) {
+  const auto add = [&](const std::string& kind) -> StateDict::State& {
+    StateDict::State& added = dict.states.emplace_back(like);
+    added.kind = kind;
+    return added;
+  };
+  for (const NamedTensor& entry : states.flat) {
+    StateDict::State& added = add(entry.name);
+    added.dtype = entry.tensor.dtype();
+    added.shape = entry.tensor.shape();
+    added.place = PlaceTensor(entry.tensor, holder);
+  }
+  for (const NamedScalar& entry : states.scalars) {
+    StateDict::State& added = add(entry.name);
+    added.shape = entry.value.shape;
+    added.scalar = [&value = entry.value] { return std::optional(value); };
+  }
+  for (const std::string& kind : states.opaque) {
+    add(kind).none = std::ranges::find(states.nothing, kind) != states.nothing.end();
+  }
+}
+
 void AddTo(const TorchOptimizer& torch, size_t optimizer, StateDict& dict) {
   for (size_t g = 0; g < torch.groups.size(); ++g) {
     StateDict::Group group{optimizer, torch.groups[g].hyper_parameters, {}};
     for (size_t i = 0; i < torch.groups[g].members.size(); ++i) {
       const int64_t number = torch.groups[g].members[i];
       group.members.push_back({i < torch.names[g].size() ? torch.names[g][i] : "", number});
-      const auto state = torch.states.find(number);
-      if (state == torch.states.end()) continue;
-      const auto add = [&](const std::string& kind) -> StateDict::State& {
-        return dict.states.emplace_back(StateDict::State{optimizer, number, kind});
-      };
-      for (const NamedTensor& entry : state->second.flat) {
-        StateDict::State& added = add(entry.name);
-        added.dtype = entry.tensor.dtype();
-        added.shape = entry.tensor.shape();
-        added.place = PlaceTensor(entry.tensor);
-      }
-      for (const NamedScalar& entry : state->second.scalars) {
-        StateDict::State& added = add(entry.name);
-        added.shape = entry.value.shape;
-        added.scalar = [&value = entry.value] { return std::optional(value); };
-      }
-      for (const std::string& kind : state->second.opaque) add(kind);
+      const auto states = torch.states.find(number);
+      if (states != torch.states.end()) AddTo(states->second, {optimizer, number, ""}, {}, dict);
     }
     dict.groups.push_back(std::move(group));
   }

@@ -36,6 +36,9 @@ struct TorchOptimizer {
 // kInvalid names the key.  BLOCKS: on reading numbers that are tensors.
 Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
+// Adds the states of one member to a dict, with whose they are as `like` has it; `holder` has them.
+void AddTo(const PartitionStates& states, const StateDict::State& like, Holder holder,
+           StateDict& dict);
 // Adds its groups, members and states to a dict, as those of one of its optimizers.  It must
 // outlive the dict.
 void AddTo(const TorchOptimizer& torch, size_t optimizer, StateDict& dict);

@@ -419,13 +419,9 @@ Status Reader::SettleAll() {
   AddOptimizer(dict);
   CKPT_RETURN_IF_ERROR(AddModules(dict));
   KeptStates kept(*optimizer_file_);
-  dict.keep = [&](const StateDict::State& state, const std::string& parameter, auto how) {
+  dict.keep = [&](const StateDict::State& state, const std::string& parameter, auto) {
     const auto number = std::get<int64_t>(state.owner);
-    const auto& nothing = optimizer_->states.at(number).nothing;  // nobody misses it
-    const bool none = how == StateDict::Unplaced::kOpaque &&
-                      std::ranges::find(nothing, state.kind) != nothing.end();
-    return StateDict::Fate{.kept = kept.Keep(parameter, state.kind, optimizer_->values.at(number)),
-                           .said = !none};
+    return StateDict::Fate{.kept = kept.Keep(parameter, state.kind, optimizer_->values.at(number))};
   };
   CKPT_RETURN_IF_ERROR(Settle(dict, options_, assembler_));
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,

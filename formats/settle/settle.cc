@@ -174,20 +174,24 @@ class Settler {
   // ---- states -------------------------------------------------------------------------
 
   Status AddStates() {
+    for (const StateDict::State& state : dict_.states) CKPT_RETURN_IF_ERROR(AddState(state));
     for (size_t g = 0; g < dict_.groups.size(); ++g) {
-      const StateDict::Optimizer& optimizer = dict_.optimizers[dict_.groups[g].optimizer];
-      if (!optimizer.on_weights) continue;
       for (const size_t i : members_[g]) {
-        const StateDict::Tensor& tensor = dict_.tensors[i];
-        CKPT_ASSIGN_OR_RETURN(
-            const AtomIndex atom,
-            assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(i)}, optimizer.label, "master",
-                               tensor.dtype, shardings_[i].shape));
-        CKPT_RETURN_IF_ERROR(Place(tensor.place, atom, shardings_[i]));
+        CKPT_RETURN_IF_ERROR(AddMaster(dict_.groups[g].optimizer, i));
       }
     }
-    for (const StateDict::State& state : dict_.states) CKPT_RETURN_IF_ERROR(AddState(state));
     return {};
+  }
+
+  // The weight as its master, once, where the optimizer has it so.
+  Status AddMaster(size_t optimizer, size_t i) {
+    const auto& of = dict_.optimizers[optimizer];
+    if (!of.on_weights || !on_weights_.emplace(optimizer, i).second) return {};
+    const StateDict::Tensor& tensor = dict_.tensors[i];
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                          assembler_.AddAtom(ParameterIndex{static_cast<uint32_t>(i)}, of.label,
+                                             "master", tensor.dtype, shardings_[i].shape));
+    return Place(tensor.place, atom, shardings_[i]);
   }
 
   Status AddState(const StateDict::State& state) {
@@ -196,6 +200,7 @@ class Settler {
       if (!IsMembers(state)) LeaveOutUnnumbered(state);
       return {};
     }
+    CKPT_RETURN_IF_ERROR(AddMaster(state.optimizer, *owner));  // before its states
     const StateDict::Tensor& of = dict_.tensors[*owner];
     if (state.kinds == StateDict::Kinds::kOptimizers) {
       if (!known_.emplace(state.optimizer, *owner, state.kind).second) {
@@ -262,7 +267,7 @@ class Settler {
   Status LeaveOutState(const StateDict::State& state, const StateDict::Tensor& of, Unplaced how) {
     StateDict::Fate fate;
     if (dict_.keep) fate = dict_.keep(state, of.name, how);
-    if (!fate.said) return {};
+    if (!fate.said || state.none) return {};
     std::string what = StrCat("optimizer state '", state.kind, "' of '", of.name, "'");
     std::string_view why = "is neither a plain tensor nor a number";
     if (how == Unplaced::kOfPart) {
@@ -331,6 +336,7 @@ class Settler {
   AtomParts::Locals locals_;
   std::unordered_map<size_t, AtomIndex> master_of_;            // by tensor
   std::vector<std::vector<size_t>> members_;                   // by group: tensors
+  std::set<std::pair<size_t, size_t>> on_weights_;             // optimizer, tensor
   std::set<size_t> of_others_;                                 // optimizers
   std::unordered_map<std::string_view, size_t> names_;         // of tensors
   std::multimap<std::string_view, std::string_view> seconds_;  // name, second name

@@ -77,22 +77,6 @@ struct Placing {
     added.rank = group.mp % parsed.tp;
     return added;
   }
-  // All that the rank has of it.
-  StateDict::State& AddTensor(const NamedGroup& group, ParameterIndex parameter, std::string kind,
-                              const FileTensor& tensor) {
-    StateDict::State& added = Add(group, parameter, std::move(kind));
-    added.dtype = tensor.dtype();
-    added.shape = tensor.shape();
-    added.place = PlaceTensor(tensor, HolderOf(group, parameter));
-    return added;
-  }
-  StateDict::State& AddScalar(const NamedGroup& group, ParameterIndex parameter,
-                              const NamedScalar& entry) {
-    StateDict::State& added = Add(group, parameter, entry.name);
-    added.shape = entry.value.shape;
-    added.scalar = [value = entry.value] { return std::optional(value); };
-    return added;
-  }
 };
 
 // A flat tensor of a partition by kind: "master" or an optimizer's own name.
@@ -231,7 +215,10 @@ Status PlaceScalars(const FlatGroup& group, Placing& placing) {
       }
     }
     for (const ParameterIndex parameter : group.named.parameters) {
-      placing.AddScalar(group.named, parameter, scalar).kinds = StateDict::Kinds::kOurs;
+      StateDict::State& added = placing.Add(group.named, parameter, scalar.name);
+      added.kinds = StateDict::Kinds::kOurs;
+      added.shape = scalar.value.shape;
+      added.scalar = [value = scalar.value] { return std::optional(value); };
     }
   }
   return {};
@@ -394,8 +381,7 @@ const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t ind
   return found == optimizer.states.end() ? none : found->second;
 }
 
-// Stage 0, masters and states with the parameters' own shapes.  One that is None is nothing that
-// anybody misses.
+// Stage 0, masters and states with the parameters' own shapes.
 Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
   const std::string& file = placing.parsed.model(group.mp).file;
   const uint32_t tp = group.mp % placing.parsed.tp;
@@ -404,25 +390,20 @@ Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
     const size_t member = group.members[i];
     const auto& masters = optimizer.parameter_masters;
     const bool own = group.number < masters.size() && member < masters[group.number].size();
-    const FileTensor& master =
+    const FileTensor& tensor =
         own ? masters[group.number][member] : *placing.weights.at({parameter, tp});
-    StateDict::State& added = placing.AddTensor(group, parameter, "master", master);
-    added.kinds = StateDict::Kinds::kOurs;
-    added.relation = Relation::kSame;
+    const Holder holder = placing.HolderOf(group, parameter);
+    StateDict::State& master = placing.Add(group, parameter, "master");
+    master.kinds = StateDict::Kinds::kOurs;
+    master.relation = Relation::kSame;
+    master.dtype = tensor.dtype();
+    master.place = PlaceTensor(tensor, holder);
     const PartitionStates& states =
         StatesOf(optimizer, optimizer.groups[group.number].members[member]);
     CKPT_RETURN_IF_ERROR(CheckStates(parameter, file, StateNames(states), placing));
-    for (const auto& [kind, tensor] : states.flat) {
-      placing.AddTensor(group, parameter, kind, tensor);
-    }
-    for (const NamedScalar& entry : states.scalars) {
-      placing.AddScalar(group, parameter, entry);
-    }
-    for (const std::string& kind : states.opaque) {
-      if (std::ranges::find(states.nothing, kind) == states.nothing.end()) {
-        placing.Add(group, parameter, kind).shape.reset();
-      }
-    }
+    StateDict::State like{group.mp, placing.named[parameter].name, ""};
+    like.rank = tp;
+    AddTo(states, like, holder, placing.dict);
   }
   return {};
 }
