@@ -4,8 +4,8 @@
 # nothing of a machine but a glibc >= 2.28 (docs/use/building.md).  It is a matter of
 # linking alone: objects are those of any other program of the tree.
 # STATIC: libraries are linked statically, those of PREFIX before others (static_libraries).
-set(CKPTFS_GLIBC 2.28)
-set(CKPTFS_PACKAGE_DIR ${CMAKE_CURRENT_LIST_DIR})
+set(CKPTFS_GLIBC 2.28 CACHE INTERNAL "the oldest glibc of a portable program")
+set(CKPTFS_PACKAGE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "")
 find_program(CKPTFS_ANY_PYTHON NAMES python3)
 
 function(ckptfs_portable target)
