@@ -43,13 +43,22 @@ Result<DistFiles> ListDist(const Root& root, const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
   if (!there) return out;
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
-  bool backend = false;
+  std::vector<std::string> names;
   for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kFile) continue;
-    out.common |= entry.name == kCommonFile;
-    out.metadata |= entry.name == dcp::kMetadataFile;
-    out.data |= entry.name.ends_with(".distcp");
-    backend |= entry.name == kBackendFile;
+    if (entry.kind == EntryKind::kFile) names.push_back(entry.name);
+  }
+  return DistOf(root, directory, names);
+}
+
+Result<DistFiles> DistOf(const Root& root, const std::string& directory,
+                         std::span<const std::string> names) {
+  DistFiles out;
+  bool backend = false;
+  for (const std::string& name : names) {
+    out.common |= name == kCommonFile;
+    out.metadata |= name == dcp::kMetadataFile;
+    out.data |= name.ends_with(".distcp");
+    backend |= name == kBackendFile;
   }
   if (backend && (out.common || out.metadata || out.data)) {
     CKPT_RETURN_IF_ERROR(ReadBackend(root, JoinPath(directory, kBackendFile), out));

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,9 @@ struct DistFiles {
 
 // Nothing is there where there is no such directory.  BLOCKS: on reading metadata.json.
 Result<DistFiles> ListDist(const Root& root, const std::string& directory);
+// The same of a directory that was listed: `names` are those of its files.
+Result<DistFiles> DistOf(const Root& root, const std::string& directory,
+                         std::span<const std::string> names);
 
 // kInvalid names the file without which the save did not finish; kUnsupported a backend's version
 // that is not known.

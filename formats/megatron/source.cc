@@ -2,8 +2,6 @@
 
 #include "formats/megatron/source.h"
 
-#include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -30,12 +28,17 @@ class MegatronSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root->Stat(directory));
     if (itself.kind != EntryKind::kDirectory) return out;
     const std::string name = LastComponent(root->PathOf(directory));
-    CKPT_RETURN_IF_ERROR(Add(root, directory, RunOfToolStep(directory, name), out));
-    if (!out.empty()) return out;
     CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
+    CKPT_ASSIGN_OR_RETURN(const DistFiles own, megatron::DistOf(*root, directory, entries.files));
+    if (own.IsDist()) {
+      CKPT_RETURN_IF_ERROR(Add(root, directory, RunOfToolStep(directory, name), out));
+      return out;
+    }
     for (const std::string& inner : entries.directories) {
-      Status added = Add(root, JoinPath(directory, inner), directory, out);
-      if (!added && !IsOutOfReach(added.error())) return Fail(std::move(added).error());
+      const auto files = ListDist(*root, JoinPath(directory, inner));
+      if (!files && !IsOutOfReach(files.error())) return Fail(Error(files.error()));
+      if (!files || !files->IsDist()) continue;
+      CKPT_RETURN_IF_ERROR(Add(root, JoinPath(directory, inner), directory, out));
     }
     if (out.empty()) return out;
     CKPT_ASSIGN_OR_RETURN(const auto latest, megatron::ReadTracker(*root, directory));
@@ -68,8 +71,6 @@ class MegatronSource : public Source {
  private:
   static Status Add(const std::shared_ptr<const Root>& root, const std::string& directory,
                     const std::string& save, std::vector<StepCandidate>& out) {
-    CKPT_ASSIGN_OR_RETURN(const DistFiles files, ListDist(*root, directory));
-    if (!files.IsDist()) return {};
     StepCandidate step;
     step.root = root;
     step.directory = directory;
