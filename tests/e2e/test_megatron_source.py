@@ -214,6 +214,28 @@ def test_moments_follow_every_map(shown, saved, name):
         assert_same(got, files_of(states[kind], name), (name, kind))
 
 
+def test_a_universal_directory_and_a_state_dict_have_the_same_under_megatrons_names(shown, saved):
+    weights, states = plain_of(saved, 'qwen2')
+    zero = view(shown[0], 'qwen2', 'tp1') + '/deepspeed/iter_0000007/zero'
+    assert set(os.listdir(zero)) - {'optimizer_state.pt'} == set(by_layer(weights))
+    state = read_dcp(view(shown[0], 'qwen2', 'tp1') + '/dcp')
+    assert_same({k.removeprefix('model.'): v for k, v in state.items() if k.startswith('model.')}, by_layer(weights), 'dcp')
+    for kind, file in (('master', 'fp32'), ('exp_avg', 'exp_avg'), ('exp_avg_sq', 'exp_avg_sq')):
+        for name, tensor in by_layer(states[kind]).items():
+            assert torch.equal(torch.load(f'{zero}/{name}/{file}.pt')['param'], tensor), (kind, name)
+            if kind != 'master':
+                assert torch.equal(state[f'optim.state.{name}.{kind}'], tensor), (kind, name)
+
+
+def test_from_megatrons_names_to_those_of_modules(shown, saved):
+    """By way of the files' names: a table for each library is enough."""
+    weights, _ = plain_of(saved, 'mixtral')
+    got = torch.load(view(shown[0], 'mixtral', 'hf5') + '/rank0/model.pt')
+    for layer in range(LAYERS):
+        want = weights[f'{BLOCK}mlp.experts.experts.linear_fc1.weight'][layer]
+        assert torch.equal(got[f'model.layers.{layer}.mlp.experts.gate_up_proj'], want)
+
+
 @pytest.mark.parametrize('name', MODELS)
 def test_files_are_shown_as_megatron_names_them(shown, saved, name, ckptfs):
     """And back: a Hugging Face step in Megatron's names is the Megatron step."""
@@ -281,6 +303,15 @@ def test_the_newest_cores_form_is_the_same_step(saved, ckptfs, tmp_path):
     got = torch.load(view(mount, 'new', 'tp1') + '/rank0/optimizer.pt')
     for name, tensor in by_layer(states['exp_avg']).items():
         assert torch.equal(got[f'exp_avg/{name}'], tensor)
+
+
+def test_a_run_is_its_whole_iterations(saved, ckptfs, tmp_path):
+    step = copy(saved, 'llama', f'{tmp_path}/run')
+    shutil.copytree(step, f'{tmp_path}/run/iter_0000009')
+    os.unlink(f'{tmp_path}/run/iter_0000009/metadata.json')
+    done = ckptfs.adopt(f'{tmp_path}/run', 'run')
+    assert 'iter_0000009' in done.stderr and 'the save did not finish' in done.stderr, done.stderr
+    assert os.listdir(os.path.join(ckptfs.mount(), 'run', 'run', 'step')) == ['iter_0000007']
 
 
 def drop_file(step):
