@@ -232,17 +232,21 @@ Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& ca
   if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0) {
     return Fail(ErrorCode::kPermission, StrCat(node->path, " is read-only"));
   }
+  const auto refuse = [&](ErrorCode code, std::string_view why) {
+    s.counters.CountRefusal(code);
+    return Fail(code, StrCat(node->path, why));
+  };
   if (node->kind == NodeKind::kStatus) {
     if (caller.uid != 0 && caller.uid != geteuid()) {
-      return Fail(ErrorCode::kPermission, StrCat(node->path, " is for the administrator"));
+      return refuse(ErrorCode::kPermission, " is for the administrator");
     }
     return s.files.OpenText(node->inode, StatusJson());
   }
   if (!s.names.MayEnter(*node->step, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(node->path, ": this user may not read it"));
+    return refuse(ErrorCode::kPermission, ": this user may not read it");
   }
   if (node->step->removed()) {
-    return Fail(ErrorCode::kStale, StrCat(node->path, ": the step was removed"));
+    return refuse(ErrorCode::kStale, ": the step was removed");
   }
   Result<OpenFile> open = s.OpenIfAllowed(*node, caller);
   if (!open) {
@@ -351,8 +355,8 @@ void Filesystem::LetGo(std::string_view run, std::string_view id) {
 
 void Filesystem::EndInvalidation() { state_->names.EndInvalidation(); }
 
-std::string Filesystem::StatusJson() const {
-  return RenderStatus(state_->names, state_->files, state_->counters, state_->options);
+std::string Filesystem::StatusJson(StatusDepth depth) const {
+  return RenderStatus(state_->names, state_->files, state_->counters, state_->options, depth);
 }
 
 }  // namespace ckptfs

@@ -101,7 +101,8 @@ class Filesystem {
 
   // The status as JSON text: requests, bytes served and read, cache, open
   // files, errors, mode and reason per recent open.  Also /.ckptfs/status.
-  std::string StatusJson() const;
+  // BLOCKS: on looking at the sources of the steps in use, unless only counters are asked for.
+  std::string StatusJson(StatusDepth depth = StatusDepth::kAll) const;
 
  private:
   struct State;

@@ -22,11 +22,13 @@ Json RequestsJson(const Counters& counters) {
   return json;
 }
 
-Json OpensJson(const Counters& counters) {
+// A number for each way of serving.
+template <class Count>
+Json ByMode(const Count& count) {
   Json json = Json::object();
   for (const ServingMode mode :
        {ServingMode::kStream, ServingMode::kMaterialise, ServingMode::kDirect}) {
-    json[std::string(ServingModeName(mode))] = counters.opens(mode);
+    json[std::string(ServingModeName(mode))] = count(mode);
   }
   return json;
 }
@@ -71,6 +73,9 @@ Json RunsJson(const Tree& tree) {
     json[name] = {{"steps", run->steps.size()},
                   {"latest", run->latest ? run->latest->record().id : ""},
                   {"lives", LivesOf(*run)}};
+    if (!run->latest) continue;
+    json[name]["iteration"] = run->latest->record().iteration;
+    json[name]["saved_ns"] = run->latest->record().mtime_ns;
   }
   return json;
 }
@@ -97,12 +102,12 @@ Json SourcesJson(const RecentSteps& recent) {
 }  // namespace
 
 std::string RenderStatus(const Namespace& names, const OpenFiles& files, const Counters& counters,
-                         const FilesystemOptions& options) {
+                         const FilesystemOptions& options, StatusDepth depth) {
   const auto now = names.Snapshot();
   Json json;
   json["view"] = now->view ? Json(now->view->path() + "/view") : Json(nullptr);
   json["runs"] = RunsJson(now->tree);
-  json["unsound"] = SourcesJson(names.recent());
+  if (depth == StatusDepth::kAll) json["unsound"] = SourcesJson(names.recent());
   if (options.touched) {
     json["touched"] = {{"files", options.touched->files_read()},
                        {"bytes", options.touched->bytes_read()}};
@@ -111,9 +116,11 @@ std::string RenderStatus(const Namespace& names, const OpenFiles& files, const C
   json["mode"] = options.force_mode ? std::string(ServingModeName(*options.force_mode)) : "auto";
   json["requests"] = RequestsJson(counters);
   json["bytes_served"] = counters.served();
+  json["served"] = ByMode([&](ServingMode mode) { return counters.served(mode); });
   json["bytes_read"] = names.recent().bytes_read();
   json["open_files"] = files.open();
-  json["opens"] = OpensJson(counters);
+  json["opens"] = ByMode([&](ServingMode mode) { return counters.opens(mode); });
+  json["opened_bytes"] = ByMode([&](ServingMode mode) { return counters.opened_bytes(mode); });
   json["known_names"] = names.nodes().size();
   json["listed_bytes"] = names.listings().bytes();
   json["loaded_steps"] = names.recent().loaded();

@@ -15,8 +15,8 @@
 
 namespace ckptfs {
 
-// BLOCKS: on looking at the sources of the steps in use.
+// BLOCKS: on looking at the sources of the steps in use, where `depth` is kAll.
 std::string RenderStatus(const Namespace& names, const OpenFiles& files, const Counters& counters,
-                         const FilesystemOptions& options);
+                         const FilesystemOptions& options, StatusDepth depth);
 
 }  // namespace ckptfs

@@ -68,7 +68,14 @@ struct DirectoryEntry {
 
 // How an open file is served (design, section 4).
 enum class ServingMode : uint8_t { kStream = 0, kMaterialise = 1, kDirect = 2 };
+inline constexpr size_t kServingModes = 3;
 std::string_view ServingModeName(ServingMode mode);
+
+// What a status tells.
+enum class StatusDepth {
+  kAll,
+  kCounters,  // nothing that waits for a source's disk
+};
 
 struct OpenFile {
   FileHandle handle{};

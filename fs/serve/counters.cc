@@ -19,7 +19,9 @@ std::string_view RequestName(Request request) {
 }
 
 void Counters::CountOpen(RecentOpen open) {
-  opens_[static_cast<size_t>(open.mode)].value.fetch_add(1, std::memory_order_relaxed);
+  const auto mode = static_cast<size_t>(open.mode);
+  opens_[mode].value.fetch_add(1, std::memory_order_relaxed);
+  opened_bytes_[mode].value.fetch_add(open.size, std::memory_order_relaxed);
   MutexLock lock(mutex_);
   if (recent_opens_.size() >= kRecent) recent_opens_.pop_front();
   recent_opens_.push_back(std::move(open));
@@ -34,9 +36,20 @@ void Counters::CountError(const Error& error) {
   recent_errors_.push_back(error.message);
 }
 
-std::map<std::string, uint64_t> Counters::Errors() const {
+void Counters::CountRefusal(ErrorCode code) {
   MutexLock lock(mutex_);
-  return errors_;
+  ++errors_[std::string(ErrorCodeName(code))];
+}
+
+std::map<std::string, uint64_t> Counters::Errors() const {
+  std::map<std::string, uint64_t> errors;
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    errors[std::string(ErrorCodeName(static_cast<ErrorCode>(code)))] = 0;
+  }
+  errors.erase(std::string(ErrorCodeName(ErrorCode::kNotFound)));  // CountError leaves it out
+  MutexLock lock(mutex_);
+  for (const auto& [name, count] : errors_) errors[name] = count;
+  return errors;
 }
 
 std::vector<std::string> Counters::RecentErrors() const {

@@ -153,6 +153,7 @@ Result<OpenFile> OpenFiles::Open(const Node& file) {
   CKPT_ASSIGN_OR_RETURN(open.plan, Prepare(file));
   RecentOpen told;
   told.path = file.path;
+  told.size = open.plan->plan().size();
   told.reason = "like earlier opens of the file";
   std::shared_ptr<const Backing> wanted;
   if (const auto now = live_.Peek(file.inode)) {
@@ -187,7 +188,7 @@ Result<size_t> OpenFiles::Read(FileHandle handle, uint64_t offset, std::span<std
   Result<size_t> count =
       filled ? ReadFilled(open->backing->fd(), offset, out) : Stream(*open, offset, out);
   if (count) {
-    counters_.CountServed(*count);
+    counters_.CountServed(open->backing ? open->backing->mode() : ServingMode::kStream, *count);
     return count;
   }
   Error error = std::move(count).error().WithContext(open->plan->path());
@@ -226,7 +227,7 @@ std::optional<LentBytes> OpenFiles::Lend(FileHandle handle, uint64_t offset, uin
       !open->streamed->compare_exchange_weak(before, before + count, std::memory_order_relaxed)) {
     if (completes(before)) return std::nullopt;
   }
-  counters_.CountServed(count);
+  counters_.CountServed(ServingMode::kStream, count);
   return lent;
 }
 

@@ -91,6 +91,7 @@ FollowService::~FollowService() {
 
 std::vector<StepRecord> FollowService::Look() {
   Follower::Seen seen;
+  const auto begin = Clock::now();
   const Status looked = Caught([&]() -> Status {
     seen = follower_->Look(Clock::now());
     return {};
@@ -106,13 +107,34 @@ std::vector<StepRecord> FollowService::Look() {
   if (!seen.withdrawn.empty()) hooks_.withdrawn(seen.withdrawn);
   if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);
   const MutexLock lock(mutex_);
-  waiting_ = follower_->waiting();
-  idle_ = follower_->idle().why;
-  hears_ = hears;
-  adopted_ += seen.adopted.size();
-  adopted_ -= std::min(adopted_, seen.withdrawn.size());
+  status_.hears = hears;
+  Count(seen, std::chrono::duration<double>(Clock::now() - begin).count());
   if (!seen.adopted.empty()) run_ = seen.adopted.back().run;
   return std::move(seen.adopted);
+}
+
+void FollowService::Count(const Follower::Seen& seen, double look_seconds) {
+  FollowStatus& now = status_;
+  now.look_seconds += look_seconds;
+  now.adopted += seen.adopted.size();
+  now.adopted -= std::min(now.adopted, seen.withdrawn.size());
+  now.adopted_total += seen.adopted.size();
+  now.withdrawn_total += seen.withdrawn.size();
+  if (!seen.adopted.empty()) {
+    const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+    now.last_adopted_ns = std::chrono::nanoseconds(since_1970).count();
+    const int64_t lag = now.last_adopted_ns - seen.adopted.back().mtime_ns;
+    now.lag_seconds = static_cast<double>(std::max<int64_t>(lag, 0)) / 1e9;
+  }
+  now.waiting = follower_->waiting();
+  now.idle = follower_->idle().why;
+  now.waiting_steps = now.left_behind_steps = now.refused_steps = 0;
+  for (const Follower::Waiting& step : now.waiting) {
+    ++(step.left_behind ? now.left_behind_steps
+       : step.refused   ? now.refused_steps
+                        : now.waiting_steps);
+  }
+  if (now.waiting.size() > kShown) now.waiting.resize(kShown);
 }
 
 void FollowService::Start() {
@@ -139,13 +161,9 @@ void FollowService::Stop() {
 
 FollowStatus FollowService::status() const {
   const MutexLock lock(mutex_);
-  FollowStatus status{.path = follower_->directory(),
-                      .run = run_,
-                      .hears = hears_,
-                      .adopted = adopted_,
-                      .waiting = waiting_,
-                      .idle = idle_};
-  if (status.waiting.size() > kShown) status.waiting.resize(kShown);
+  FollowStatus status = status_;
+  status.path = follower_->directory();
+  status.run = run_;
   return status;
 }
 

@@ -30,6 +30,15 @@ struct FollowStatus {
   std::string run;
   bool hears = false;  // changes; else it polls
   size_t adopted = 0;
+  uint64_t adopted_total = 0;  // those that were withdrawn later, too
+  uint64_t withdrawn_total = 0;
+  // Of the step that was adopted last: the time, and how long ago its files had changed then.
+  int64_t last_adopted_ns = 0;  // 0: none was
+  double lag_seconds = 0;
+  double look_seconds = 0;     // of all looks
+  uint64_t waiting_steps = 0;  // neither of the next two
+  uint64_t left_behind_steps = 0;
+  uint64_t refused_steps = 0;
   std::vector<Follower::Waiting> waiting;  // the first hundred
   std::string idle;                        // why nothing was adopted so far
 };
@@ -66,6 +75,7 @@ class FollowService {
   FollowService(Store& store, Hooks hooks, TreeWatch watch);
   Worker::Time Turn();
   std::vector<StepRecord> Look();  // returns the steps that it adopted
+  void Count(const Follower::Seen& seen, double look_seconds) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayIdle(bool first);
 
   Store& store_;
@@ -80,10 +90,7 @@ class FollowService {
   Follower::Time earliest_;
   mutable Mutex mutex_;
   bool told_unread_ = false;
-  std::vector<Follower::Waiting> waiting_ GUARDED_BY(mutex_);
-  std::string idle_ GUARDED_BY(mutex_);
-  bool hears_ GUARDED_BY(mutex_) = false;
-  size_t adopted_ GUARDED_BY(mutex_) = 0;
+  FollowStatus status_ GUARDED_BY(mutex_);
   Worker worker_;  // last: it uses all others
 };
 

@@ -8,20 +8,37 @@ namespace ckptfs {
 
 using Json = nlohmann::json;
 
+namespace {
+
+// Null: it did not happen so far.
+Json TimeOf(int64_t nanoseconds) { return nanoseconds == 0 ? Json(nullptr) : Json(nanoseconds); }
+
+}  // namespace
+
 Json ToJson(const ReceiverStatus& status) {
-  return {{"ranks", status.ranks},
-          {"arena_bytes", status.arena_bytes},
-          {"huge_bytes", status.huge_bytes},
-          {"full_drops", status.full_drops},
-          {"full_waits", status.full_waits},
-          {"incoming", status.incoming},
-          {"waiting", status.saves.waiting},
-          {"durable", status.saves.durable},
-          {"dropped", status.saves.dropped},
-          {"unproved", status.saves.unproved},
-          {"last_durable", status.saves.last_durable},
-          {"last_drop", status.saves.last_drop},
-          {"steps", status.steps}};
+  return {
+      {"ranks", status.ranks},
+      {"arena_bytes", status.arena_bytes},
+      {"arena_limit_bytes", status.arena_limit_bytes},
+      {"huge_bytes", status.huge_bytes},
+      {"full_drops", status.full_drops},
+      {"full_waits", status.full_waits},
+      {"incoming", status.incoming},
+      {"waiting", status.saves.waiting},
+      {"durable", status.saves.durable},
+      {"oldest_waiting_seconds", status.saves.oldest_waiting_seconds},
+      {"dropped", status.saves.dropped},
+      {"dropped_for",
+       {{"incomplete", status.saves.dropped_for.incomplete},
+        {"refused", status.saves.dropped_for.refused},
+        {"exhausted", status.saves.dropped_for.exhausted},
+        {"failed", status.saves.dropped_for.failed}}},
+      {"durable_lag", {{"count", status.saves.durable}, {"seconds", status.saves.durable_seconds}}},
+      {"last_durable_ns", TimeOf(status.saves.last_durable_ns)},
+      {"unproved", status.saves.unproved},
+      {"last_durable", status.saves.last_durable},
+      {"last_drop", status.saves.last_drop},
+      {"steps", status.steps}};
 }
 
 Json ToJson(const CollectorStatus& status) {
@@ -92,6 +109,14 @@ Json ToJson(const FollowStatus& status) {
           {"run", status.run},
           {"by", status.hears ? "events" : "polling"},
           {"adopted", status.adopted},
+          {"adopted_total", status.adopted_total},
+          {"withdrawn_total", status.withdrawn_total},
+          {"last_adopted_ns", TimeOf(status.last_adopted_ns)},
+          {"lag_seconds", status.last_adopted_ns == 0 ? Json(nullptr) : Json(status.lag_seconds)},
+          {"look_seconds", status.look_seconds},
+          {"waiting_steps", status.waiting_steps},
+          {"left_behind_steps", status.left_behind_steps},
+          {"refused_steps", status.refused_steps},
           {"waiting", std::move(waiting)},
           {"idle", status.idle.empty() ? Json(nullptr) : Json(status.idle)}};
 }

@@ -22,6 +22,10 @@ constexpr std::chrono::milliseconds kStoreRests{250};
 
 AttemptName WithoutLife(const AttemptName& name) { return {name.run, name.job, name.attempt}; }
 
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 bool IsForStore(LandingAction action) {
   return action == LandingAction::kEnter || action == LandingAction::kPersist;
 }
@@ -135,6 +139,7 @@ void Landing::Take(std::shared_ptr<SaveBytes> bytes, Clock::time_point first) {
 void Landing::NoteDrop(const std::string& line) {
   MutexLock lock(mutex_);
   ++status_.dropped;
+  ++status_.dropped_for.incomplete;
   status_.last_drop = line;
 }
 
@@ -328,7 +333,7 @@ void Landing::Conclude(Save& save, LandingEvent event, Status done,
   {
     MutexLock lock(mutex_);
     CKPT_CHECK(TransitionOf(save.state, event) != nullptr);
-    Tally(title, done);
+    Tally(title, save.first, event, done);
     const auto& what = save.what;
     news_.over.push_back({WithoutLife(what.name), what.step, std::move(done), save.place});
     const auto at = std::ranges::find_if(saves_, [&](const Save& one) { return &one == &save; });
@@ -347,14 +352,22 @@ void Landing::Tell(const StepMaker::News& news) {
   if (!told) Say(told.error().message);
 }
 
-void Landing::Tally(const std::string& title, const Status& done) {
+void Landing::Tally(const std::string& title, Clock::time_point first, LandingEvent event,
+                    const Status& done) {
   if (done) {
     ++status_.durable;
     status_.last_durable = title;
-  } else {
-    ++status_.dropped;
-    status_.last_drop = StrCat("snapshot ", title, " dropped: ", done.error().message);
+    status_.durable_seconds += SecondsSince(first);
+    const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+    status_.last_durable_ns = std::chrono::nanoseconds(since_1970).count();
+    return;
   }
+  ++status_.dropped;
+  status_.last_drop = StrCat("snapshot ", title, " dropped: ", done.error().message);
+  LandingStatus::Drops& drops = status_.dropped_for;
+  ++(event == LandingEvent::kRefused              ? drops.refused
+     : done.error().code == ErrorCode::kExhausted ? drops.exhausted
+                                                  : drops.failed);
 }
 
 Landing::News Landing::TakeNews() {
@@ -448,6 +461,8 @@ LandingStatus Landing::status() const {
   LandingStatus status = status_;
   for (const Save& save : saves_) {
     status.waiting += IsForStore(save.action) ? 1 : 0;
+    status.oldest_waiting_seconds =
+        std::max(status.oldest_waiting_seconds, SecondsSince(save.first));
     if (save.all_here()) continue;
     const bool leads = save.what.ranks.front().rank == 0;
     std::string what;

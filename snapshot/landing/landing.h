@@ -34,6 +34,7 @@
 #include "core/base/worker.h"
 #include "core/commit/world_commit.h"
 #include "snapshot/landing/landing_state.h"
+#include "snapshot/landing/landing_status.h"
 #include "snapshot/landing/protector.h"
 #include "snapshot/landing/question_queue.h"
 #include "snapshot/landing/received_step.h"
@@ -53,17 +54,6 @@ struct LandingOptions {
   std::chrono::milliseconds turn{500};          // between looks at what became of such saves
   RetryRule retry = {};
   std::function<void(std::string_view line)> log = {};
-};
-
-struct LandingStatus {
-  uint64_t waiting = 0;  // for the store, of those of which all ranks are here
-  uint64_t durable = 0;
-  uint64_t dropped = 0;  // those that never were whole, too
-  uint64_t unproved = 0;
-  std::string last_durable;
-  std::string last_drop;
-  // "run/7: waiting for ranks 2-3", for each of which other daemons have ranks.
-  std::vector<std::string> steps;
 };
 
 class Landing {
@@ -189,7 +179,9 @@ class Landing {
   // Advances a save to its end.
   void Conclude(Save& save, LandingEvent event, Status done,
                 const std::optional<StepMaker::News>& news);
-  void Tally(const std::string& title, const Status& done) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `first`: when the first part of it came.
+  void Tally(const std::string& title, Clock::time_point first, LandingEvent event,
+             const Status& done) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeStore();
   void Signal() const;
   void Say(const std::string& line) const;

@@ -278,7 +278,7 @@ bool Landing::DropApart(const Save& save, const std::map<uint64_t, uint64_t>& la
     const Status done = Fail(ErrorCode::kIo, std::string(kApart));
     {
       MutexLock lock(mutex_);
-      Tally(StrCat(name.run, "/", step), done);
+      Tally(StrCat(name.run, "/", step), save.first, LandingEvent::kRefused, done);
       news_.over.push_back({{name.run, name.job, attempt},
                             step,
                             done,

@@ -98,6 +98,7 @@ Receiver::~Receiver() {
 ReceiverStatus Receiver::status() const {
   const ArenaBudget& budget = *state_->budget;
   ReceiverStatus status{.arena_bytes = budget.used,
+                        .arena_limit_bytes = state_->options.memory_bytes,
                         .huge_bytes = budget.huge,
                         .full_drops = budget.full_drops,
                         .full_waits = budget.full_waits};

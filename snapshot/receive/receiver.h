@@ -46,6 +46,7 @@ struct ReceiverOptions {
 struct ReceiverStatus {
   uint64_t ranks = 0;
   uint64_t arena_bytes = 0;
+  uint64_t arena_limit_bytes = 0;
   uint64_t huge_bytes = 0;
   uint64_t full_drops = 0;
   uint64_t full_waits = 0;
