@@ -17,6 +17,7 @@
 #include "formats/sharding/name_pattern.h"
 #include "mount/control/step_json.h"
 #include "mount/daemon/daemon.h"
+#include "mount/metrics/metrics_server.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 #include "mount/shell_words.h"
@@ -384,6 +385,14 @@ Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
   return request;
 }
 
+void AddMetricsOption(Command& command, std::string& address) {
+  command
+      .Add("--metrics-listen", address,
+           "Answer GET /metrics there, for Prometheus; a PORT alone is one of 127.0.0.1")
+      .Value("ADDR")
+      .Check(Checked(ParseMetricsAddress));
+}
+
 void AddRetentionOptions(Command& command, Retention& retention) {
   command.Add("--keep-last", retention.keep_last, "Keep the newest N steps of a run")
       .Value("N")
@@ -501,6 +510,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddVerifyCommand(*commands);
   AddProtectCommand(*commands);
   AddStatusCommand(*commands);
+  AddTopCommand(*commands);
   AddCompletionsCommand(*commands);
   return commands;
 }

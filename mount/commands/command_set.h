@@ -58,6 +58,8 @@ struct SnapshotFlags {
 };
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags);
 Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags);
+// --metrics-listen.
+void AddMetricsOption(Command& command, std::string& address);
 // --keep-last and --keep-every.
 void AddRetentionOptions(Command& command, Retention& retention);
 
@@ -112,6 +114,7 @@ void AddRecoverCommand(CommandSet& commands);
 void AddStatsCommand(CommandSet& commands);
 void AddStatusCommand(CommandSet& commands);
 void AddSwitchCommand(CommandSet& commands);
+void AddTopCommand(CommandSet& commands);
 void AddUmountCommand(CommandSet& commands);
 void AddVerifyCommand(CommandSet& commands);
 void AddWarmCommand(CommandSet& commands);

@@ -42,6 +42,7 @@ void AddDaemonCommand(CommandSet& commands) {
   AddSnapshotOptions(command, options->snapshots);
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
+  AddMetricsOption(command, options->request.metrics_listen);
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
   command.body = [options, &command] { return StartDaemon(*options, command); };
 }

@@ -178,6 +178,7 @@ void AddMountCommand(CommandSet& commands) {
               "Mount over a directory that has files in it");
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
+  AddMetricsOption(command, options->request.metrics_listen);
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
   command.body = [options, &command] { return RunMount(*options, command); };
 }

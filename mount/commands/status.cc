@@ -20,6 +20,7 @@
 #include "mount/control/daemon_record.h"
 #include "mount/control/step_json.h"
 #include "mount/fuse/mount_table.h"
+#include "mount/metrics/metrics_text.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 #include "mount/shell_words.h"
@@ -36,6 +37,7 @@ struct StatusFlags {
   LiveOptions live;
   bool verbose = false;
   bool json = false;
+  bool metrics = false;
 };
 
 // "key: value" lines, nested objects indented.
@@ -280,11 +282,30 @@ void PrintMount(const Json& mount, bool verbose) {
   PrintTree(status["snapshots"], "    ");
 }
 
+// What the mounts say, and which of them are gone, for Prometheus.
+std::string MetricsOf(const LiveScope& scope, const std::vector<LiveMount>& alive,
+                      const std::vector<DaemonFacts>& records) {
+  std::vector<MetricsSource> sources;
+  for (const LiveMount& mount : alive) {
+    const auto text = AskDaemon(mount, "status", {{"depth", "counters"}}, kAnswers);
+    sources.push_back({mount.store, mount.mountpoint, text.has_value(),
+                       text ? Json::parse(*text, nullptr, false) : Json()});
+  }
+  for (const Json& dead : DeadMounts(scope.store, scope.mountpoint, alive, records)) {
+    sources.push_back({dead.value("store", ""), dead.value("mountpoint", ""), false, {}});
+  }
+  return MetricsText(sources);
+}
+
 Status RunStatus(const StatusFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options.live));
   const std::vector<DaemonFacts> records = FindDaemonRecords(scope.store);
   const auto mounts = ChooseMounts(options.live, true, kGreets);
   const std::vector<LiveMount> alive = mounts ? *mounts : std::vector<LiveMount>();
+  if (options.metrics) {
+    fmt::print("{}", MetricsOf(scope, alive, records));
+    return ExitWith(mounts ? 0 : static_cast<int>(ExitCode::kNotFound));
+  }
   Json all = Json::array();
   for (const LiveMount& mount : alive) {
     CKPT_ASSIGN_OR_RETURN(Json json, AliveJson(mount, records));
@@ -314,6 +335,8 @@ void AddStatusCommand(CommandSet& commands) {
   AddLiveOptions(command, options->live);
   command.Add("--verbose", options->verbose, "Every counter, and how recent files were served");
   AddJsonOption(command, options->json);
+  command.Add("--metrics", options->metrics, "Print numbers in the text format of Prometheus")
+      .Excludes("--json");
   command.body = [options] { return RunStatus(*options); };
 }
 

@@ -4,7 +4,8 @@
 // one request and one reply per connection.
 //
 //   message = JSON object in UTF-8, LF
-//   request = {"op": "hello" | "refresh" | "status" | "shown"}
+//   request = {"op": "hello" | "refresh" | "shown"}
+//           | {"op": "status"} | {"op": "status", "depth": "counters"} (nothing waits for a source)
 //           | {"op": "switch" | "refresh" | "let_go", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}
 //           | {"op": "read", "run": text, "id": text, "layout": text}

@@ -54,11 +54,11 @@ Json ShownJson(const std::optional<ShownStep>& step) {
 }  // namespace
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
-    std::string store, std::string mountpoint, Filesystem* filesystem, StatusOf snapshots,
-    StepCatalogue* catalogue, StatusOf following, std::string hf_config) {
+    std::string store, std::string mountpoint, DaemonStatus status, StepCatalogue* catalogue,
+    std::string hf_config) {
   std::unique_ptr<ControlServer> server(
-      new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots),
-                        catalogue, std::move(following), std::move(hf_config)));
+      new ControlServer(std::move(store), std::move(mountpoint), std::move(status), catalogue,
+                        std::move(hf_config)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -155,12 +155,8 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
                         {"hf_config", Utf8OfBytes(hf_config_)}});
   }
   if (operation == "status") {
-    Json status = filesystem_ == nullptr ? Json::object()
-                                         : Json::parse(filesystem_->StatusJson(), nullptr, false);
-    const Json snapshots = snapshots_ ? snapshots_() : Json();
-    if (!snapshots.is_null()) status["snapshots"] = snapshots;
-    if (following_) status["following"] = following_();
-    return Success(std::move(status));
+    const bool counters = Text(request, "depth") == "counters";
+    return Success(status_.Render(counters ? StatusDepth::kCounters : StatusDepth::kAll));
   }
   if (operation == "read") {
     const Status begun = BeginReading(request, connection);

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -20,35 +19,33 @@
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "fs/filesystem.h"
+#include "mount/control/daemon_status.h"
 #include "mount/control/step_readers.h"
 
 namespace ckptfs {
 
 class ControlServer {
  public:
-  using StatusOf = std::function<nlohmann::json()>;
   // A socket left by a dead daemon of the same mount point is replaced.  Without a
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
-  // `snapshots`: the status of those, null where none are received.
+  // `status`: what it says of itself; its filesystem is the one that requests are for.
   // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
-  // `following`: the directories that are followed, as a JSON list.
   // `hf_config`: the directory of --hf-config, empty without it.
-  static Result<std::unique_ptr<ControlServer>> Start(
-      std::string store, std::string mountpoint, Filesystem* filesystem, StatusOf snapshots = {},
-      StepCatalogue* catalogue = nullptr, StatusOf following = {}, std::string hf_config = {});
+  static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
+                                                      DaemonStatus status,
+                                                      StepCatalogue* catalogue = nullptr,
+                                                      std::string hf_config = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
-  ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
-                StatusOf snapshots, StepCatalogue* catalogue, StatusOf following,
-                std::string hf_config)
+  ControlServer(std::string store, std::string mountpoint, DaemonStatus status,
+                StepCatalogue* catalogue, std::string hf_config)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
-        filesystem_(filesystem),
-        snapshots_(std::move(snapshots)),
-        following_(std::move(following)),
+        filesystem_(status.filesystem),
+        status_(std::move(status)),
         hf_config_(std::move(hf_config)),
         readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
@@ -62,8 +59,7 @@ class ControlServer {
   const std::string store_;
   const std::string mountpoint_;
   Filesystem* const filesystem_;
-  const StatusOf snapshots_;
-  const StatusOf following_;
+  const DaemonStatus status_;
   const std::string hf_config_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;

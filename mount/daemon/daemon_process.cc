@@ -11,6 +11,7 @@
 #include "mount/control/daemon_record.h"
 #include "mount/daemon/process_setup.h"
 #include "mount/logging.h"
+#include "mount/metrics/metrics_service.h"
 
 namespace ckptfs {
 namespace {
@@ -52,8 +53,11 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   };
   SnapshotService service(*store, catalogue, request.snapshots, std::move(hooks));
   CKPT_RETURN_IF_ERROR(service.StartReceiving());
-  const auto control = ControlServer::Start(
-      path, "", nullptr, [&] { return SnapshotsJson(service); }, &catalogue);
+  DaemonStatus status;
+  status.snapshots = [&] { return SnapshotsJson(service); };
+  CKPT_ASSIGN_OR_RETURN(const auto metrics,
+                        ServeMetrics(request.metrics_listen, path, "", status));
+  const auto control = ControlServer::Start(path, "", status, &catalogue);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }

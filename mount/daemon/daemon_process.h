@@ -17,8 +17,10 @@ namespace ckptfs {
 
 struct DaemonRequest {
   SnapshotRequest snapshots;
-  std::string log;    // as MountRequest's
-  std::string again;  // as well
+  // As MountRequest's:
+  std::string log;
+  std::string again;
+  std::string metrics_listen;
 };
 
 // `ready` is called once when it receives, or waits for another daemon to go; then returns

@@ -33,6 +33,7 @@
 #include "mount/fuse/fuse_session.h"
 #include "mount/fuse/mount_table.h"
 #include "mount/logging.h"
+#include "mount/metrics/metrics_service.h"
 
 namespace ckptfs {
 namespace {
@@ -69,6 +70,7 @@ struct Daemon {
   ~Daemon() {
     for (const auto& one : follows) one->Stop();
     mounted.Set(nullptr);
+    metrics.reset();
     control.reset();
     snapshots.reset();
     // While requests are still answered: the kernel may wait for them first.
@@ -87,6 +89,7 @@ struct Daemon {
   std::unique_ptr<FuseSession> session;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<ControlServer> control;
+  std::unique_ptr<MetricsServer> metrics;  // null: nobody is to ask
   std::unique_ptr<DaemonRecord> record;
 };
 
@@ -403,6 +406,15 @@ Status AskMount(const std::string& mountpoint) {
   return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
 }
 
+// REQUIRES: its snapshots are there.
+DaemonStatus StatusOf(const Daemon& daemon) {
+  DaemonStatus status;
+  status.filesystem = daemon.filesystem.get();
+  status.snapshots = [raw = daemon.snapshots.get()] { return SnapshotsJson(*raw); };
+  if (!daemon.follows.empty()) status.following = [&daemon] { return FollowsJson(daemon); };
+  return status;
+}
+
 // The kernel's knobs, and proof that the mount answers.
 Status CheckMount(const MountRequest& request, Daemon& daemon) {
   if (request.read_ahead_kib != 0) {
@@ -412,12 +424,11 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   CKPT_RETURN_IF_ERROR(AskMount(request.mountpoint));
   daemon.snapshots = MakeSnapshots(request, daemon);
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
-  ControlServer::StatusOf following;
-  if (!daemon.follows.empty()) following = [&daemon] { return FollowsJson(daemon); };
-  auto control = ControlServer::Start(
-      request.store, request.mountpoint, daemon.filesystem.get(),
-      [raw = daemon.snapshots.get()] { return SnapshotsJson(*raw); }, daemon.catalogue.get(),
-      std::move(following), request.hf_config);
+  const DaemonStatus status = StatusOf(daemon);
+  CKPT_ASSIGN_OR_RETURN(daemon.metrics, ServeMetrics(request.metrics_listen, request.store,
+                                                     request.mountpoint, status));
+  auto control = ControlServer::Start(request.store, request.mountpoint, status,
+                                      daemon.catalogue.get(), request.hf_config);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {

@@ -43,6 +43,7 @@ struct MountRequest {
   bool nonempty = false;  // the mount point may have files in it, which are hidden
   std::string again;      // the command that makes this mount, for a shell
   std::string log;        // "stderr", "syslog", a file; empty: <store>/log/...
+  std::string metrics_listen;  // ParseMetricsAddress; empty: nowhere
 };
 
 // `ready` is called once when the mount answers; then returns when it ended.

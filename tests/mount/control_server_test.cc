@@ -32,7 +32,8 @@ TEST(ControlServerTest, ARequestThatThrowsIsRefusedAndTheNextIsAnswered) {
   const LiveMount mount{
       StrCat(SocketDirectory(true).value(), "/", SocketName(t.directory(), "/mnt/throws")),
       t.directory(), "/mnt/throws", getpid()};
-  const auto server = ControlServer::Start(t.directory(), "/mnt/throws", &filesystem);
+  const auto server =
+      ControlServer::Start(t.directory(), "/mnt/throws", DaemonStatus{.filesystem = &filesystem});
   ASSERT_TRUE(server) << server.error().message;
   ASSERT_TRUE(AskDaemon(mount, "status"));
   ASSERT_TRUE(t.store().Remove(record));
