@@ -3,6 +3,8 @@
 #include "mount/logging.h"
 
 #include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
 #include <spdlog/common.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -15,7 +17,9 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/descriptor.h"
@@ -90,22 +94,31 @@ spdlog::sink_ptr MakeSink(const std::string& target) {
                                                                 handlers);
 }
 
+// Where lines go, and what they look like.
+struct LogPlace {
+  std::shared_ptr<spdlog::logger> logger;
+  std::string target = "stderr";
+  LogFormat format = LogFormat::kText;
+};
+
 // The logger that lines go to.  spdlog's own default must not be exchanged while somebody
 // writes to it, and a target changes while requests are served.
 class Target {
  public:
-  void Set(std::shared_ptr<spdlog::logger> logger) {
+  void Set(LogPlace place) {
     MutexLock lock(mutex_);
-    logger_.swap(logger);  // the old one goes with its last user
+    std::swap(place_, place);  // the old logger goes with its last user
   }
-  std::shared_ptr<spdlog::logger> Get() {
+  LogPlace Get() {
     MutexLock lock(mutex_);
-    return logger_ ? logger_ : spdlog::default_logger();
+    LogPlace place = place_;
+    if (!place.logger) place.logger = spdlog::default_logger();
+    return place;
   }
 
  private:
   Mutex mutex_;
-  std::shared_ptr<spdlog::logger> logger_ GUARDED_BY(mutex_);
+  LogPlace place_ GUARDED_BY(mutex_);
 };
 
 // Never destroyed: threads may log while the process exits.
@@ -123,18 +136,54 @@ spdlog::level::level_enum LevelOf(LogLevel level) {
   return spdlog::level::err;
 }
 
+std::string_view LevelName(LogLevel level) {
+  switch (level) {
+    case LogLevel::kInfo: return "info";
+    case LogLevel::kWarning: return "warning";
+    case LogLevel::kError: return "error";
+  }
+  return "error";
+}
+
+std::string JsonLine(LogLevel level, const std::string& text, uint64_t swallowed) {
+  const auto now =
+      std::chrono::time_point_cast<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  const auto milliseconds = now.time_since_epoch().count();
+  nlohmann::ordered_json line = {
+      {"time", fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(milliseconds / 1000),
+                           milliseconds % 1000)},
+      {"level", LevelName(level)},
+      {"pid", ::getpid()},
+      {"message", text}};
+  if (swallowed != 0) line["repeated"] = swallowed;
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
-Status StartLogging(const std::string& target) {
+Result<LogFormat> ParseLogFormat(std::string_view text) {
+  if (text == "text") return LogFormat::kText;
+  if (text == "json") return LogFormat::kJson;
+  return Fail(ErrorCode::kInvalid, StrCat("'", text, "': text or json"));
+}
+
+Status StartLogging(const std::string& target, LogFormat format) {
   try {
     auto logger = std::make_shared<spdlog::logger>("ckptfs", MakeSink(target));
-    logger->set_pattern(target == "stderr" ? "ckptfs: %v" : "%Y-%m-%dT%H:%M:%S.%e %P %L %v");
+    logger->set_pattern(format == LogFormat::kJson ? "%v"
+                        : target == "stderr"       ? "ckptfs: %v"
+                                                   : "%Y-%m-%dT%H:%M:%S.%e %P %L %v");
     logger->flush_on(spdlog::level::info);
-    TheTarget().Set(std::move(logger));
+    TheTarget().Set({std::move(logger), target, format});
   } catch (const std::exception& error) {
     return Fail(ErrorCode::kIo, StrCat("log ", target, ": ", std::string(error.what())));
   }
   return {};
+}
+
+Status ReopenLog() {
+  const LogPlace place = TheTarget().Get();
+  return StartLogging(place.target, place.format);
 }
 
 void Log(LogLevel level, std::string_view line) {
@@ -142,10 +191,14 @@ void Log(LogLevel level, std::string_view line) {
   const std::string text = Printable(line);
   uint64_t swallowed = 0;
   if (!repetition.Admit(text, swallowed)) return;
+  const LogPlace place = TheTarget().Get();
+  if (place.format == LogFormat::kJson) {
+    return place.logger->log(LevelOf(level), "{}", JsonLine(level, text, swallowed));
+  }
   const std::string more = swallowed == 0 ? "" : StrCat(" (", swallowed, " more like this)");
-  TheTarget().Get()->log(LevelOf(level), "{}{}", text, more);
+  place.logger->log(LevelOf(level), "{}{}", text, more);
 }
 
-void FlushLog() { TheTarget().Get()->flush(); }
+void FlushLog() { TheTarget().Get().logger->flush(); }
 
 }  // namespace ckptfs

@@ -67,6 +67,9 @@ std::string HumanBytes(uint64_t bytes);
 // "42 s", "3 min", "5 h 12 min", "2 d 3 h": the two largest units, for people.
 std::string HumanDuration(int64_t nanoseconds);
 
+// Options by name without dashes, with the values that they have: of a flag that is given "true".
+using OptionValues = std::map<std::string, std::vector<std::string>, std::less<>>;
+
 // By name without dashes: whether the option takes a value.
 using MountOptions = std::map<std::string, bool, std::less<>>;
 

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <variant>
@@ -60,6 +61,7 @@ struct CommandOption {
   std::string excludes;                 // the option that it cannot be given with
   uint64_t initial = 0;                 // of a number, where it is not given
   std::optional<unsigned> offers = {};  // Offer; none: what `value` says
+  bool line_only = false;               // a configuration file cannot say it
 
   bool positional() const { return !name.starts_with('-'); }
   bool many() const { return std::holds_alternative<std::vector<std::string>*>(target); }
@@ -68,6 +70,7 @@ struct CommandOption {
   CommandOption& Value(std::string written) { return value = std::move(written), *this; }
   CommandOption& Offers(unsigned words) { return offers = words, *this; }
   CommandOption& Check(ValueCheck checked) { return check = std::move(checked), *this; }
+  CommandOption& LineOnly() { return line_only = true, *this; }
   CommandOption& Excludes(std::string other) { return excludes = std::move(other), *this; }
 };
 
@@ -76,10 +79,26 @@ struct Command {
   std::string description;
   std::deque<CommandOption> options;  // references to its elements stay valid
   CommandBody body;
+  std::deque<CommandOption> file_options = {};  // that a configuration file says, and no line
+  std::vector<std::string> words = {};          // the command line, once it was parsed
+  std::string config = {};                      // the absolute path of the file that was read
+  std::set<std::string> from_file = {};         // names of the options that it has set
 
   template <class T>
   CommandOption& Add(std::string option, T& target, std::string help) {
-    CommandOption& added = options.emplace_back(
+    return AddTo(options, std::move(option), target, std::move(help));
+  }
+  // An option, written as one with dashes, that only a configuration file has.
+  template <class T>
+  CommandOption& AddToFile(std::string option, T& target) {
+    return AddTo(file_options, std::move(option), target, "");
+  }
+
+ private:
+  template <class T>
+  static CommandOption& AddTo(std::deque<CommandOption>& list, std::string option, T& target,
+                              std::string help) {
+    CommandOption& added = list.emplace_back(
         CommandOption{std::move(option), &target, std::move(help), {}, {}, false, {}, 0});
     if constexpr (std::is_same_v<T, unsigned> || std::is_same_v<T, uint64_t>)
       added.initial = target;

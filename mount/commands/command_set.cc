@@ -11,16 +11,18 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <set>
 
 #include "core/base/edit_distance.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "formats/sharding/name_pattern.h"
+#include "mount/commands/config_file.h"
 #include "mount/control/step_json.h"
 #include "mount/daemon/daemon.h"
 #include "mount/metrics/metrics_server.h"
 #include "mount/options.h"
 #include "mount/printable.h"
-#include "mount/shell_words.h"
 #include "snapshot/receive/descriptor_store.h"
 
 namespace ckptfs {
@@ -148,7 +150,39 @@ void Declare(const Command& command, CLI::App& app, CommandBody& chosen) {
   declared->callback([&command, &chosen] { chosen = command.body; });
 }
 
+// The names of the options that stand on the line.
+std::set<std::string> GivenOptions(const Command& command, const CLI::App& app) {
+  std::set<std::string> given;
+  const CLI::App* const parsed = app.get_subcommand(command.name);
+  for (const CommandOption& option : command.options) {
+    if (parsed->get_option(option.name)->count() != 0) given.insert(option.name);
+  }
+  return given;
+}
+
+// Reads the file of --config, if it is given.
+Status ReadConfig(Command& command, const CLI::App& app) {
+  const auto option = std::ranges::find(command.options, "--config", &CommandOption::name);
+  if (option == command.options.end()) return {};
+  const std::string& text = **std::get_if<std::string*>(&option->target);
+  if (text.empty()) return {};
+  if (command.config.empty()) {  // else it is read again, and its path is known
+    CKPT_ASSIGN_OR_RETURN(command.config, ConfigPath(text));
+  }
+  CKPT_ASSIGN_OR_RETURN(const std::string file, ReadConfigText(command.config));
+  const auto errors = ApplyConfig(file, command.config, GivenOptions(command, app), command);
+  if (errors.empty()) return {};
+  std::string all;
+  for (const std::string& error : errors) all += StrCat(all.empty() ? "" : "\n", error);
+  return RefuseUsage(all);
+}
+
 }  // namespace
+
+Command* CommandSet::Find(std::string_view name) {
+  const auto found = std::ranges::find(commands_, name, &Command::name);
+  return found == commands_.end() ? nullptr : &*found;
+}
 
 std::vector<std::string> CommandSet::Names() const {
   std::vector<std::string> names;
@@ -238,7 +272,29 @@ int CommandSet::Run(std::vector<std::string> words) {
     return app.exit(error);  // prints what was asked for: help, the version
   }
   if (!chosen) return static_cast<int>(ExitCode::kUsage);
-  return finish(chosen());
+  Command& named = *Find(command);
+  named.words = words;
+  const Status read = ReadConfig(named, app);
+  return finish(read ? chosen() : read);
+}
+
+Result<OptionValues> CommandSet::ReadAgain(const Command& as) {
+  CLI::App app;
+  Configure(app);
+  CommandBody chosen;
+  for (const Command& command : commands_) Declare(command, app, chosen);
+  const auto parsed = Caught([&]() -> Status {
+    app.parse(std::vector<std::string>(as.words.rbegin(), as.words.rend()));
+    return {};
+  });
+  if (!parsed) return Fail(Error(parsed.error()));
+  Command& named = *Find(as.name);
+  named.config = as.config;
+  const Status read = ReadConfig(named, app);
+  if (read) return ValuesOfOptions(named);
+  Error error = read.error();
+  if (error.message.starts_with(kUsagePrefix)) error.message.erase(0, kUsagePrefix.size());
+  return Fail(std::move(error));
 }
 
 void AddStoreOption(Command& command, std::string& store) {
@@ -385,6 +441,24 @@ Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
   return request;
 }
 
+void AddConfigOption(Command& command, std::string& file) {
+  command
+      .Add("--config", file,
+           "Options that this line does not say come from there; NAME is /etc/ckptfs/NAME.toml")
+      .Value("FILE|NAME")
+      .LineOnly();
+}
+
+void AddLogFormatOption(Command& command, std::string& format) {
+  command.Add("--log-format", format, "How lines of the log look (default: text)")
+      .Value("text|json")
+      .Check(Checked(ParseLogFormat));
+}
+
+Result<LogFormat> LogFormatOf(const std::string& format) {
+  return format.empty() ? LogFormat::kText : ParseLogFormat(format);
+}
+
 void AddMetricsOption(Command& command, std::string& address) {
   command
       .Add("--metrics-listen", address,
@@ -438,53 +512,6 @@ Status RefuseUsage(std::string_view message) {
   return Fail(ErrorCode::kInvalid, StrCat(kUsagePrefix, message));
 }
 
-namespace {
-
-// For options that take no path as it was written.
-std::string AbsoluteValue(const CommandOption& option, const std::string& value) {
-  if (option.value == "FILE|syslog|stderr") return AbsoluteLog(value);
-  const size_t begin = option.value == "FROM=TO" ? value.find('=') + 1 : 0;
-  const bool path =
-      begin != 0 || option.value == "DIR" || option.value == "PATH" || option.positional();
-  const auto absolute = path ? AbsolutePath(value.substr(begin)) : Result<std::string>(value);
-  return absolute ? value.substr(0, begin) + *absolute : value;
-}
-
-// The value that was given to an option, if any; empty for a flag.
-std::vector<std::string> GivenValues(const CommandOption& option) {
-  const auto number = [](uint64_t given, uint64_t initial) {
-    return given == initial ? std::vector<std::string>() : std::vector{std::to_string(given)};
-  };
-  if (const auto flag = std::get_if<bool*>(&option.target))
-    return std::vector<std::string>(**flag ? 1 : 0);
-  if (const auto many = std::get_if<std::vector<std::string>*>(&option.target)) return **many;
-  if (const auto count = std::get_if<unsigned*>(&option.target))
-    return number(**count, option.initial);
-  if (const auto count = std::get_if<uint64_t*>(&option.target))
-    return number(**count, option.initial);
-  const std::string& text = **std::get_if<std::string*>(&option.target);
-  return text.empty() ? std::vector<std::string>() : std::vector{text};
-}
-
-}  // namespace
-
-std::string CommandAgain(const Command& command, const std::string& store) {
-  std::string words = StrCat("ckptfs ", command.name, " --store ", ShellWord(store)), places;
-  for (const CommandOption& option : command.options) {
-    if (option.name == "--store" || option.name == "--foreground") continue;
-    for (const std::string& value : GivenValues(option)) {
-      const std::string word =
-          value.empty() ? "" : StrCat(" ", ShellWord(AbsoluteValue(option, value)));
-      if (option.positional()) {
-        places += word;
-      } else {
-        words += StrCat(" ", option.name, word);
-      }
-    }
-  }
-  return words + places;
-}
-
 std::unique_ptr<CommandSet> MakeCommandSet() {
   auto commands = std::make_unique<CommandSet>();
   AddMountCommand(*commands);
@@ -511,6 +538,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddProtectCommand(*commands);
   AddStatusCommand(*commands);
   AddTopCommand(*commands);
+  AddConfigCommand(*commands);
   AddCompletionsCommand(*commands);
   return commands;
 }

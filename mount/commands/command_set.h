@@ -17,7 +17,9 @@
 #include "core/store/store.h"
 #include "mount/commands/command.h"
 #include "mount/daemon/adoption.h"
+#include "mount/daemon/configuration.h"
 #include "mount/daemon/snapshot_service.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 
@@ -28,9 +30,13 @@ class CommandSet {
     return commands_.emplace_back(Command{std::move(name), std::move(description), {}, {}});
   }
   const std::deque<Command>& commands() const { return commands_; }
+  Command* Find(std::string_view name);  // null: there is none
 
   // The exit code of the chosen command.
   int Run(std::vector<std::string> words);
+  // The values that the options of a command that was parsed (by another set, which may go) would
+  // have now: its configuration file is read again.  REQUIRES: nothing was run.
+  Result<OptionValues> ReadAgain(const Command& as);
 
  private:
   std::vector<std::string> Names() const;
@@ -58,6 +64,14 @@ struct SnapshotFlags {
 };
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags);
 Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags);
+// --config, and what a daemon needs to read it again.
+void AddConfigOption(Command& command, std::string& file);
+ConfigurationRequest ConfigurationOf(const Command& command);
+// The values that the options have.
+OptionValues ValuesOfOptions(const Command& command);
+// --log-format, and its value.
+void AddLogFormatOption(Command& command, std::string& format);
+Result<LogFormat> LogFormatOf(const std::string& format);
 // --metrics-listen.
 void AddMetricsOption(Command& command, std::string& address);
 // --keep-last and --keep-every.
@@ -95,6 +109,7 @@ std::unique_ptr<CommandSet> MakeCommandSet();
 
 void AddAdoptCommand(CommandSet& commands);
 void AddCompletionsCommand(CommandSet& commands);
+void AddConfigCommand(CommandSet& commands);
 void AddDaemonCommand(CommandSet& commands);
 void AddDiffCommand(CommandSet& commands);
 void AddExplainCommand(CommandSet& commands);

@@ -14,6 +14,7 @@
 #include "mount/fuse/mount_table.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -34,8 +35,23 @@ struct MountFlags {
   std::string budget;
   std::string reserve;
   SnapshotFlags snapshots;
+  std::string log_format;
   bool foreground = false;
+  std::string config;
+  // What a file says in the place of the paths:
+  std::string file_mountpoint;
+  std::vector<std::string> file_checkpoints;
 };
+
+// The checkpoints and, last, the mount point: those of the line, and what they leave open, of the
+// file.
+std::vector<std::string> PathsOf(const MountFlags& options) {
+  std::vector<std::string> paths = options.paths;
+  if (paths.empty() && !options.file_mountpoint.empty()) paths = {options.file_mountpoint};
+  if (paths.size() != 1) return paths;
+  paths.insert(paths.begin(), options.file_checkpoints.begin(), options.file_checkpoints.end());
+  return paths;
+}
 
 Result<ServingMode> ParseMode(const std::string& text) {
   for (const ServingMode mode :
@@ -52,8 +68,9 @@ Status CheckCheckpoint(const std::string& path) {
   const bool store = std::filesystem::exists(directory / "format", error) &&
                      std::filesystem::exists(directory / "manifests", error);
   if (!store) return {};
-  return Fail(ErrorCode::kInvalid,
-              StrCat(path, " is a store, not a checkpoint; do you mean --store ", path, "?"));
+  return Fail(
+      ErrorCode::kInvalid,
+      StrCat(path, " is a store, not a checkpoint; do you mean --store ", ShellWord(path), "?"));
 }
 
 // How checkpoints are adopted, with the paths of files absolute.
@@ -73,9 +90,10 @@ Result<IngestRequest> IngestOf(const MountFlags& options) {
 Result<MountRequest> RequestOf(const MountFlags& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
-  CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(options.paths.back()));
+  std::vector<std::string> paths = PathsOf(options);
+  CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(paths.back()));
+  paths.pop_back();
   CKPT_ASSIGN_OR_RETURN(const IngestRequest ingest, IngestOf(options));
-  std::vector<std::string> paths(options.paths.begin(), options.paths.end() - 1);
   for (const std::string& path : paths) CKPT_RETURN_IF_ERROR(CheckCheckpoint(path));
   paths.insert(paths.end(), options.adopt.begin(), options.adopt.end());
   for (const std::string& path : paths) {
@@ -107,6 +125,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   }
   CKPT_ASSIGN_OR_RETURN(request.snapshots, SnapshotRequestOf(options.snapshots));
   request.log = AbsoluteLog(request.log);
+  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.log_format));
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
 }
@@ -116,9 +135,10 @@ Status RunMount(const MountFlags& options, const Command& command) {
     return RefuseUsage("--follow shows the latest step, but --step " + options.step +
                        " shows another one: give one of them");
   }
-  if (options.paths.empty()) return RefuseUsage("MOUNTPOINT is required");
+  if (PathsOf(options).empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
   request.again = CommandAgain(command, request.store);
+  request.configuration = ConfigurationOf(command);
   return RunService(options.foreground, request.log,
                     [&](const auto& ready) { return RunMount(request, ready); });
 }
@@ -178,8 +198,12 @@ void AddMountCommand(CommandSet& commands) {
               "Mount over a directory that has files in it");
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
+  AddLogFormatOption(command, options->log_format);
   AddMetricsOption(command, options->request.metrics_listen);
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
+  AddConfigOption(command, options->config);
+  command.AddToFile("--mountpoint", options->file_mountpoint).Value("DIR");
+  command.AddToFile("--checkpoint", options->file_checkpoints).Value("PATH");
   command.body = [options, &command] { return RunMount(*options, command); };
 }
 

@@ -17,6 +17,7 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
+#include "mount/commands/top_view.h"
 #include "mount/control/daemon_record.h"
 #include "mount/control/step_json.h"
 #include "mount/fuse/mount_table.h"
@@ -234,6 +235,18 @@ void PrintServed(const Json& status) {
   }
 }
 
+// The file that options came from, and which changes of it are not in force.
+void PrintConfiguration(const Json& configuration) {
+  if (!configuration.is_object() || !configuration.contains("file")) return;
+  if (!configuration["file"].is_string()) return;
+  std::string waiting;
+  for (const Json& name : configuration.value("needs_restart", Json::array())) {
+    if (name.is_string()) waiting += StrCat(waiting.empty() ? "" : ", ", name.get<std::string>());
+  }
+  fmt::print("  config: {}{}\n", Printable(configuration["file"].get<std::string>()),
+             waiting.empty() ? "" : StrCat("; waits for the next start: ", Printable(waiting)));
+}
+
 // A mount that no job has saved through so far says nothing of it.
 bool AnySnapshots(const Json& status) {
   const Json snapshots = status.value("snapshots", Json::object());
@@ -267,6 +280,7 @@ void PrintMount(const Json& mount, bool verbose) {
   if (!mount.contains("status") || !mount["status"].is_object()) return;
   const Json& status = mount["status"];
   if (verbose) return PrintTree(status, "  ");
+  PrintConfiguration(status.value("configuration", Json()));
   const Json runs = status.value("runs", Json::object());
   for (const auto& [run, steps] : runs.items()) {
     const uint64_t count = Number(steps, "steps");
@@ -278,8 +292,7 @@ void PrintMount(const Json& mount, bool verbose) {
   for (const Json& follow : status.value("following", Json::array())) PrintFollow(follow);
   if (status.contains("requests")) PrintServed(status);
   if (!AnySnapshots(status)) return;
-  fmt::print("  snapshots:\n");
-  PrintTree(status["snapshots"], "    ");
+  fmt::print("{}", SnapshotsText(status["snapshots"]));
 }
 
 // What the mounts say, and which of them are gone, for Prometheus.

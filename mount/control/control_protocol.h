@@ -4,7 +4,7 @@
 // one request and one reply per connection.
 //
 //   message = JSON object in UTF-8, LF
-//   request = {"op": "hello" | "refresh" | "shown"}
+//   request = {"op": "hello" | "refresh" | "shown" | "reload"}
 //           | {"op": "status"} | {"op": "status", "depth": "counters"} (nothing waits for a source)
 //           | {"op": "switch" | "refresh" | "let_go", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}

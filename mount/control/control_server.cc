@@ -53,12 +53,14 @@ Json ShownJson(const std::optional<ShownStep>& step) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlServer>> ControlServer::Start(
-    std::string store, std::string mountpoint, DaemonStatus status, StepCatalogue* catalogue,
-    std::string hf_config) {
-  std::unique_ptr<ControlServer> server(
-      new ControlServer(std::move(store), std::move(mountpoint), std::move(status), catalogue,
-                        std::move(hf_config)));
+Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
+                                                            std::string mountpoint,
+                                                            DaemonStatus status,
+                                                            StepCatalogue* catalogue,
+                                                            std::string hf_config, Reload reload) {
+  std::unique_ptr<ControlServer> server(new ControlServer(std::move(store), std::move(mountpoint),
+                                                          std::move(status), catalogue,
+                                                          std::move(hf_config), std::move(reload)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -157,6 +159,11 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   if (operation == "status") {
     const bool counters = Text(request, "depth") == "counters";
     return Success(status_.Render(counters ? StatusDepth::kCounters : StatusDepth::kAll));
+  }
+  if (operation == "reload") {
+    if (!reload_) return Refusal(Error{ErrorCode::kUnsupported, "it has no configuration"});
+    const auto done = reload_();
+    return done ? Success(*done) : Refusal(done.error());
   }
   if (operation == "read") {
     const Status begun = BeginReading(request, connection);

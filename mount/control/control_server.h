@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -26,6 +27,8 @@ namespace ckptfs {
 
 class ControlServer {
  public:
+  // Reads the daemon's configuration file again, and says what became of it.
+  using Reload = std::function<Result<nlohmann::json>()>;
   // A socket left by a dead daemon of the same mount point is replaced.  Without a
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
   // `status`: what it says of itself; its filesystem is the one that requests are for.
@@ -34,19 +37,21 @@ class ControlServer {
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
                                                       DaemonStatus status,
                                                       StepCatalogue* catalogue = nullptr,
-                                                      std::string hf_config = {});
+                                                      std::string hf_config = {},
+                                                      Reload reload = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
   ControlServer(std::string store, std::string mountpoint, DaemonStatus status,
-                StepCatalogue* catalogue, std::string hf_config)
+                StepCatalogue* catalogue, std::string hf_config, Reload reload)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(status.filesystem),
         status_(std::move(status)),
         hf_config_(std::move(hf_config)),
+        reload_(std::move(reload)),
         readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
   void Accept();
@@ -61,6 +66,7 @@ class ControlServer {
   Filesystem* const filesystem_;
   const DaemonStatus status_;
   const std::string hf_config_;
+  const Reload reload_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay

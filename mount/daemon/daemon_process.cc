@@ -20,11 +20,13 @@ constexpr int kLookMilliseconds = 10'000;  // at whether nobody receives, as a m
 
 // Until a signal comes.
 void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signals,
-                   const DaemonRecord* record) {
+                   Configuration& configuration, const DaemonRecord* record) {
   for (bool receiving = service.receiving();; receiving = service.receiving()) {
     pollfd event{signals, POLLIN, 0};
     const int ready = ::poll(&event, 1, kLookMilliseconds);
-    if (ready > 0 || (ready < 0 && errno != EINTR)) return;
+    if (ready < 0 && errno != EINTR) return;
+    if (ready > 0 && ObeySignal(signals, configuration)) return;
+    if (ready > 0) continue;
     if (record != nullptr) record->Beat();
     // Names that others have published are taken.
     if (const Status seen = catalogue.Refresh(); !seen) {
@@ -40,7 +42,8 @@ void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signa
 }  // namespace
 
 Status RunDaemon(const DaemonRequest& request, const std::function<void()>& ready) {
-  CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_RETURN_IF_ERROR(
+      StartLogging("stderr", request.log == "stderr" ? request.log_format : LogFormat::kText));
   CKPT_RETURN_IF_ERROR(CheckLog(request.log));
   CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
   RaiseDescriptorLimit();
@@ -55,24 +58,30 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   CKPT_RETURN_IF_ERROR(service.StartReceiving());
   DaemonStatus status;
   status.snapshots = [&] { return SnapshotsJson(service); };
-  CKPT_ASSIGN_OR_RETURN(const auto metrics,
-                        ServeMetrics(request.metrics_listen, path, "", status));
-  const auto control = ControlServer::Start(path, "", status, &catalogue);
+  const std::string log = LogTarget(request.log, path, "daemon");
+  Configuration configuration(request.configuration);
+  status.configuration = [&] { return configuration.Describe(); };
+  CKPT_ASSIGN_OR_RETURN(auto metrics, ServeMetrics(request.metrics_listen, path, "", status));
+  AllowSharedChanges(configuration, log, service);
+  configuration.May({"metrics-listen"}, [&](const OptionValues& now) {
+    return MoveMetrics(ValueOf(now, "metrics-listen"), path, "", status, metrics);
+  });
+  const auto control = ControlServer::Start(path, "", status, &catalogue, "",
+                                            [&] { return configuration.Reload(); });
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }
-  const std::string log = LogTarget(request.log, path, "daemon");
   Log(LogLevel::kInfo,
       StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ", path,
              service.receiving() ? ""
                                  : "; this one waits until it "
                                    "ends",
              "; log: ", log));
-  MoveLog(log);
+  MoveLog(log, request.log_format);
   const auto record = DaemonRecord::Write(path, "", log, request.again);
   if (!record) Log(LogLevel::kWarning, record.error().message);
   ready();
-  WaitForSignal(catalogue, service, signals.get(), record ? record->get() : nullptr);
+  WaitForSignal(catalogue, service, signals.get(), configuration, record ? record->get() : nullptr);
   Log(LogLevel::kInfo, "ended by a signal");
   return {};
 }

@@ -11,7 +11,9 @@
 #include <string>
 
 #include "core/base/result.h"
+#include "mount/daemon/configuration.h"
 #include "mount/daemon/snapshot_service.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 
@@ -20,7 +22,9 @@ struct DaemonRequest {
   // As MountRequest's:
   std::string log;
   std::string again;
+  LogFormat log_format = LogFormat::kText;
   std::string metrics_listen;
+  ConfigurationRequest configuration;
 };
 
 // `ready` is called once when it receives, or waits for another daemon to go; then returns

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "core/adopt/closed_file.h"
@@ -34,13 +33,14 @@
 #include "mount/fuse/mount_table.h"
 #include "mount/logging.h"
 #include "mount/metrics/metrics_service.h"
+#include "mount/options.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
 
 // Other nodes publish into a shared store.
 constexpr int kRefreshMilliseconds = 1000 * DaemonRecord::kBeatSeconds;
-constexpr unsigned kCapSysAdmin = 21;  // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
@@ -70,8 +70,8 @@ struct Daemon {
   ~Daemon() {
     for (const auto& one : follows) one->Stop();
     mounted.Set(nullptr);
+    control.reset();  // it may have the metrics listen elsewhere
     metrics.reset();
-    control.reset();
     snapshots.reset();
     // While requests are still answered: the kernel may wait for them first.
     if (filesystem) filesystem->EndInvalidation();
@@ -90,18 +90,9 @@ struct Daemon {
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<ControlServer> control;
   std::unique_ptr<MetricsServer> metrics;  // null: nobody is to ask
+  std::unique_ptr<Configuration> configuration;
   std::unique_ptr<DaemonRecord> record;
 };
-
-// Registering backing files needs the capability; without it opens go on without.
-bool MayPassThrough() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("CapEff:")) continue;
-    return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
-  }
-  return false;
-}
 
 // No mount of ours is there: the mount itself, if it is another's.
 Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
@@ -110,7 +101,7 @@ Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
   return Fail(ErrorCode::kExists, StrCat(path, ": a ckptfs mount of ", entry->source,
                                          " is there already; run `ckptfs "
                                          "umount ",
-                                         path, "` first"));
+                                         ShellWord(path), "` first"));
 }
 
 Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
@@ -301,7 +292,7 @@ void WarnIfGone(const Shown& shown) {
              ", are no longer there (", sources.reason,
              "): its training was removed or began again, and reads of it fail; "
              "`ckptfs remove --force ",
-             shown.name, "` forgets it, `ckptfs switch` shows another step"));
+             ShellWord(shown.name), "` forgets it, `ckptfs switch` shows another step"));
 }
 
 void WarnOfShown(const MountRequest& request, const Daemon& daemon,
@@ -350,7 +341,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   session.clone_fd = request.clone_fd;
   CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(session));
   CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
-  const bool privileged = MayPassThrough();
+  const bool privileged = HasSysAdmin();  // registering backing files needs it
   options.passthrough = features.passthrough && privileged;
   options.direct_io_mmap = features.direct_io_mmap;
   if (!options.passthrough) {
@@ -412,7 +403,25 @@ DaemonStatus StatusOf(const Daemon& daemon) {
   status.filesystem = daemon.filesystem.get();
   status.snapshots = [raw = daemon.snapshots.get()] { return SnapshotsJson(*raw); };
   if (!daemon.follows.empty()) status.following = [&daemon] { return FollowsJson(daemon); };
+  status.configuration = [raw = daemon.configuration.get()] { return raw->Describe(); };
   return status;
+}
+
+// What a change of the configuration file changes at once.
+void MakeConfiguration(const MountRequest& request, Daemon& daemon) {
+  daemon.configuration = std::make_unique<Configuration>(request.configuration);
+  AllowSharedChanges(*daemon.configuration,
+                     LogTarget(request.log, request.store, request.mountpoint.substr(1)),
+                     *daemon.snapshots);
+  daemon.configuration->May({"metrics-listen"}, [&](const OptionValues& now) -> Status {
+    return MoveMetrics(ValueOf(now, "metrics-listen"), request.store, request.mountpoint,
+                       StatusOf(daemon), daemon.metrics);
+  });
+  daemon.configuration->May({"read-ahead"}, [&](const OptionValues& now) -> Status {
+    CKPT_ASSIGN_OR_RETURN(const uint32_t kibibytes,
+                          ParseCount(ValueOf(now, "read-ahead", "16384")));
+    return kibibytes == 0 ? Status() : SetReadAhead(request.mountpoint, kibibytes);
+  });
 }
 
 // The kernel's knobs, and proof that the mount answers.
@@ -424,11 +433,13 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   CKPT_RETURN_IF_ERROR(AskMount(request.mountpoint));
   daemon.snapshots = MakeSnapshots(request, daemon);
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
+  MakeConfiguration(request, daemon);
   const DaemonStatus status = StatusOf(daemon);
   CKPT_ASSIGN_OR_RETURN(daemon.metrics, ServeMetrics(request.metrics_listen, request.store,
                                                      request.mountpoint, status));
-  auto control = ControlServer::Start(request.store, request.mountpoint, status,
-                                      daemon.catalogue.get(), request.hf_config);
+  auto control =
+      ControlServer::Start(request.store, request.mountpoint, status, daemon.catalogue.get(),
+                           request.hf_config, [&daemon] { return daemon.configuration->Reload(); });
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {
@@ -461,14 +472,15 @@ void WaitForEnd(Daemon& daemon, int signals) {
     }
     if (ready <= 0) continue;
     if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
-    return Say("ended by a signal");
+    if (ObeySignal(signals, *daemon.configuration)) return Say("ended by a signal");
   }
 }
 
 }  // namespace
 
 Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
-  CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_RETURN_IF_ERROR(
+      StartLogging("stderr", request.log == "stderr" ? request.log_format : LogFormat::kText));
   CKPT_RETURN_IF_ERROR(CheckLog(request.log));
   CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
   RaiseDescriptorLimit();
@@ -477,7 +489,7 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
   const std::string log = LogTarget(request.log, request.store, request.mountpoint.substr(1));
   SayMounted(request, daemon, log);
-  MoveLog(log);
+  MoveLog(log, request.log_format);
   WriteRecord(request, log, daemon);
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));

@@ -16,7 +16,9 @@
 #include "formats/tools/model_files.h"
 #include "fs/filesystem.h"
 #include "mount/daemon/adoption.h"
+#include "mount/daemon/configuration.h"
 #include "mount/daemon/snapshot_service.h"
+#include "mount/logging.h"
 
 namespace ckptfs {
 
@@ -43,7 +45,9 @@ struct MountRequest {
   bool nonempty = false;  // the mount point may have files in it, which are hidden
   std::string again;      // the command that makes this mount, for a shell
   std::string log;        // "stderr", "syslog", a file; empty: <store>/log/...
+  LogFormat log_format = LogFormat::kText;
   std::string metrics_listen;  // ParseMetricsAddress; empty: nowhere
+  ConfigurationRequest configuration;
 };
 
 // `ready` is called once when the mount answers; then returns when it ended.

@@ -11,12 +11,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "mount/logging.h"
+#include "mount/options.h"
 
 namespace ckptfs {
 
@@ -39,7 +41,7 @@ void CloseAllDescriptors() {
 Result<Descriptor> SignalDescriptor() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGCHLD,
@@ -47,6 +49,38 @@ Result<Descriptor> SignalDescriptor() {
   Descriptor signal_events(::signalfd(-1, &signals, SFD_CLOEXEC));
   if (!signal_events.valid()) return Fail(ErrnoError(errno, "signalfd"));
   return signal_events;
+}
+
+bool ObeySignal(int signals, Configuration& configuration) {
+  signalfd_siginfo info{};
+  if (::read(signals, &info, sizeof info) != sizeof info) return false;
+  const bool hangup = info.ssi_signo == SIGHUP;
+  if (!hangup && info.ssi_signo != SIGUSR1) return true;
+  if (hangup && ::isatty(STDIN_FILENO) != 0) return true;
+  if (const Status opened = ReopenLog(); !opened) {
+    Log(LogLevel::kWarning, opened.error().message);
+  }
+  if (!hangup || !configuration.has_file()) return false;
+  if (const auto done = configuration.Reload(); !done) {
+    Log(LogLevel::kWarning, StrCat("the options stay as they were: ", done.error().message));
+  }
+  return false;
+}
+
+void AllowSharedChanges(Configuration& configuration, const std::string& log,
+                        SnapshotService& snapshots) {
+  configuration.May({"log-format"}, [log](const OptionValues& now) -> Status {
+    CKPT_ASSIGN_OR_RETURN(const LogFormat format,
+                          ParseLogFormat(ValueOf(now, "log-format", "text")));
+    return StartLogging(log, format);
+  });
+  configuration.May({"keep-last", "keep-every"}, [&](const OptionValues& now) -> Status {
+    Retention retention;
+    CKPT_ASSIGN_OR_RETURN(retention.keep_last, ParseCount(ValueOf(now, "keep-last", "0")));
+    CKPT_ASSIGN_OR_RETURN(retention.keep_every, ParseCount(ValueOf(now, "keep-every", "0")));
+    snapshots.SetRetention(retention);
+    return {};
+  });
 }
 
 namespace {
@@ -67,8 +101,8 @@ std::string LogTarget(const std::string& log, const std::string& store, std::str
   return log.empty() ? LogInStore(store, std::move(name)) : log;
 }
 
-void MoveLog(const std::string& target) {
-  const Status moved = StartLogging(target);
+void MoveLog(const std::string& target, LogFormat format) {
+  const Status moved = StartLogging(target, format);
   if (!moved) Log(LogLevel::kWarning, moved.error().message);
 }
 

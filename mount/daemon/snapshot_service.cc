@@ -26,7 +26,8 @@ SnapshotService::SnapshotService(Store& store, StepCatalogue& catalogue, Snapsho
       request_(std::move(request)),
       memory_bytes_(request_.memory_bytes.value_or(MemoryToUse() / 4)),
       hooks_(std::move(hooks)),
-      hot_(request_.hot_steps, request_.hot_bytes.value_or(MemoryToUse() / 8)) {}
+      hot_(request_.hot_steps, request_.hot_bytes.value_or(MemoryToUse() / 8)),
+      retention_(request_.retention) {}
 
 // The receiver goes before its landing, which it finishes.
 SnapshotService::~SnapshotService() {
@@ -132,7 +133,7 @@ Status SnapshotService::StartReceiving() {
       if (!told) Log(LogLevel::kWarning, told.error().message);
       RefreshDaemons(request_.store, {&record, 1});
     };
-    collector_ = std::make_unique<StepCollector>(store_, request_.retention,
+    collector_ = std::make_unique<StepCollector>(store_, retention(),
                                                  StepCollector::Hooks{hooks_.let_go, removed});
     commit_ = std::make_unique<WorldCommit>(store_, ModelOfRankFiles());
   }
@@ -154,11 +155,24 @@ Status SnapshotService::StartReceiving() {
   {
     MutexLock lock(mutex_);
     receiver_ = *std::move(receiver);
+    collector_->SetRetention(retention_);  // it may have changed since it was made
   }
   CKPT_RETURN_IF_ERROR(StartPeers());
   peers_ready_ = peers_.get();
   if (peers_) landing_->ProtectBy(peers_->protector());
   return {};
+}
+
+Retention SnapshotService::retention() const {
+  MutexLock lock(mutex_);
+  return retention_;
+}
+
+// The collector is there once there is a receiver.
+void SnapshotService::SetRetention(const Retention& retention) {
+  MutexLock lock(mutex_);
+  retention_ = retention;
+  if (receiver_) collector_->SetRetention(retention);
 }
 
 std::shared_ptr<const Receiver> SnapshotService::Get() const {

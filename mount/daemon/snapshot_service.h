@@ -57,12 +57,15 @@ class SnapshotService {
   // kPermission, kInvalid if the spool cannot be one of this store; an error of its kind if
   // daemons cannot be reached at the peer's address; what else hinders it is logged.
   Status StartReceiving();
+  // The policy from now on.  Any thread.
+  void SetRetention(const Retention& retention);
   bool receiving() const { return Get() != nullptr; }
   // Nothing where none are received.
   std::optional<SnapshotStatus> status() const;
 
  private:
   std::shared_ptr<const Receiver> Get() const;
+  Retention retention() const;
   // The daemon that receives has peers, too.
   Status StartPeers();
   // False if the spool is another daemon's.
@@ -74,7 +77,7 @@ class SnapshotService {
 
   Store& store_;
   StepCatalogue& catalogue_;
-  const SnapshotRequest request_;
+  const SnapshotRequest request_;  // but for its retention
   const uint64_t memory_bytes_;
   const Hooks hooks_;
   HotSteps hot_;
@@ -88,6 +91,7 @@ class SnapshotService {
   std::atomic<PeerService*> peers_ready_{nullptr};  // the same, once it serves
   mutable Mutex mutex_;
   std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
+  Retention retention_ GUARDED_BY(mutex_);
 };
 
 // The service's status; null where no snapshots are received.

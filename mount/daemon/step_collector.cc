@@ -18,8 +18,8 @@ constexpr std::chrono::steady_clock::duration kLastPause = std::chrono::minutes(
 }  // namespace
 
 StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hooks)
-    : store_(store), retention_(retention), hooks_(std::move(hooks)) {
-  if (retention_.given()) Reclaim();
+    : store_(store), hooks_(std::move(hooks)), retention_(retention) {
+  if (retention.given()) Reclaim();
   worker_.Start(Clock::now(), [this] { return Turn(); });
 }
 
@@ -27,7 +27,17 @@ StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hoo
 StepCollector::~StepCollector() { worker_.Stop(); }
 
 void StepCollector::Ask(const std::string& run) {
-  if (retention_.given()) Wake(run);
+  if (retention().given()) Wake(run);
+}
+
+void StepCollector::SetRetention(const Retention& retention) {
+  MutexLock lock(mutex_);
+  retention_ = retention;
+}
+
+Retention StepCollector::retention() const {
+  MutexLock lock(mutex_);
+  return retention_;
 }
 
 void StepCollector::Reclaim() { Wake(std::nullopt); }
@@ -70,8 +80,9 @@ Worker::Time StepCollector::Turn() {
 bool StepCollector::Collect(const std::optional<std::string>& run) {
   CollectRequest request;
   request.run = run;
-  request.keep_last = run ? retention_.keep_last : 0;
-  request.keep_every = run ? retention_.keep_every : 0;
+  const Retention policy = retention();
+  request.keep_last = run ? policy.keep_last : 0;
+  request.keep_every = run ? policy.keep_every : 0;
   request.let_go = hooks_.let_go;
   const auto report = store_.Collect(request);
   const std::string failure = report ? "" : report.error().message;

@@ -48,6 +48,7 @@ class StepCollector {
   StepCollector(Store& store, const Retention& retention, Hooks hooks);
   ~StepCollector();
 
+  void SetRetention(const Retention& retention);
   // After a snapshot of `run` became durable: nothing without a policy.
   void Ask(const std::string& run);
   // Removes what was written in vain.
@@ -66,11 +67,12 @@ class StepCollector {
   // True if something would have gone that somebody holds.
   bool Collect(const std::optional<std::string>& run);
   void Wake(std::optional<std::string> run);
+  Retention retention() const;
 
   Store& store_;
-  const Retention retention_;
   const Hooks hooks_;
   mutable Mutex mutex_;
+  Retention retention_ GUARDED_BY(mutex_);
   std::map<std::optional<std::string>, Look> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
   CollectorStatus status_ GUARDED_BY(mutex_);
   Worker worker_;  // last: it uses all others

@@ -12,6 +12,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -23,7 +26,7 @@ namespace {
 
 // An open may fill a file for a second; they start on demand.
 constexpr unsigned kLeastThreads = 32;
-constexpr int kWakeSignal = SIGUSR1;  // interrupts libfuse's wait; does nothing itself
+constexpr int kWakeSignal = SIGUSR2;  // interrupts libfuse's wait; does nothing itself
 
 std::string EscapeOption(std::string_view text) {  // libfuse splits options at commas
   std::string out;
@@ -57,15 +60,39 @@ Result<int> MountPrivileged(const SessionOptions& options) {
   return Fail(ErrnoError(errno, StrCat("mounting at ", options.mountpoint)));
 }
 
+// What a container lacks, and what there is without it; the error itself elsewhere.
+Error ExplainNoFuse(Error error) {
+  std::error_code ignored;
+  const bool device = ::access("/dev/fuse", R_OK | W_OK) == 0;
+  const bool capable = HasSysAdmin();
+  const bool helper = std::filesystem::exists("/usr/bin/fusermount3", ignored) ||
+                      std::filesystem::exists("/bin/fusermount3", ignored);
+  if (device && capable && error.code == ErrorCode::kPermission) {
+    return std::move(error).Needing(
+        "a security profile may forbid it; in a container: `--security-opt apparmor:unconfined`");
+  }
+  if (device && (capable || (::geteuid() != 0 && helper))) return error;
+  const std::string missing = device             ? "CAP_SYS_ADMIN"
+                              : capable          ? "/dev/fuse"
+                              : ::geteuid() == 0 ? "/dev/fuse and CAP_SYS_ADMIN"
+                                                 : "/dev/fuse";
+  return std::move(error).Needing(
+      StrCat("this process does not have ", missing, "; in a container: `docker run --device ",
+             "/dev/fuse --cap-add SYS_ADMIN` (Kubernetes: privileged). Without FUSE there are ",
+             "`ckptfs export`, `ckptfs read`, and ckptfs://STORE/RUN/STEP in a trainer"));
+}
+
 // Through mount(2), else through setuid fusermount3.
 Status MountSession(fuse_session* session, const SessionOptions& options) {
   const auto fd = MountPrivileged(options);
-  if (!fd && ::geteuid() == 0) return Fail(Error(fd.error()));
+  if (!fd && ::geteuid() == 0) return Fail(ExplainNoFuse(Error(fd.error())));
   const std::string where = fd ? StrCat("/dev/fd/", *fd) : options.mountpoint;
   if (fuse_session_mount(session, where.c_str()) == 0) return {};
-  return Fail(ErrorCode::kPermission,  // libfuse or fusermount3 has said why
-              StrCat("cannot mount at ", options.mountpoint,
-                     "; without root it needs a readable /dev/fuse and fusermount3"));
+  return Fail(
+      ExplainNoFuse(Error{// libfuse or fusermount3 has said why
+                          ErrorCode::kPermission,
+                          StrCat("cannot mount at ", options.mountpoint,
+                                 "; without root it needs a readable /dev/fuse and fusermount3")}));
 }
 
 void InstallWakeSignal() {
@@ -75,6 +102,16 @@ void InstallWakeSignal() {
 }
 
 }  // namespace
+
+bool HasSysAdmin() {
+  constexpr unsigned kCapSysAdmin = 21;  // linux/capability.h
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("CapEff:")) continue;
+    return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
+  }
+  return false;
+}
 
 Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(options));

@@ -67,4 +67,7 @@ class FuseSession {
   std::thread loop_;
 };
 
+// True if this process has CAP_SYS_ADMIN.
+bool HasSysAdmin();
+
 }  // namespace ckptfs

@@ -27,4 +27,12 @@ Result<std::unique_ptr<MetricsServer>> ServeMetrics(const std::string& address,
   return server;
 }
 
+Status MoveMetrics(const std::string& address, const std::string& store,
+                   const std::string& mountpoint, DaemonStatus status,
+                   std::unique_ptr<MetricsServer>& server) {
+  CKPT_ASSIGN_OR_RETURN(auto moved, ServeMetrics(address, store, mountpoint, std::move(status)));
+  server = std::move(moved);
+  return {};
+}
+
 }  // namespace ckptfs

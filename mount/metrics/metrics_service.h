@@ -22,4 +22,9 @@ Result<std::unique_ptr<MetricsServer>> ServeMetrics(const std::string& address,
                                                     const std::string& mountpoint,
                                                     DaemonStatus status);
 
+// Has it listen at another address, or nowhere; where that cannot be, it stays as it is.
+Status MoveMetrics(const std::string& address, const std::string& store,
+                   const std::string& mountpoint, DaemonStatus status,
+                   std::unique_ptr<MetricsServer>& server);
+
 }  // namespace ckptfs

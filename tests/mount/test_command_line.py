@@ -353,7 +353,7 @@ def test_mount8_words(ckptfs, source):
     assert {'tp2', 'dp8'} <= set(os.listdir(f'{path}/view/'))
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_signals_unmount_and_end(ckptfs, source, number):
     ckptfs.adopt(source)
     process, mount = ckptfs.start()

@@ -78,3 +78,19 @@ def test_a_mount_of_somebody_else_is_not_permitted(source):
             assert is_mounted(mount)
         finally:
             c.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='takes a capability away')
+@pytest.mark.parametrize('missing, wrapper', [
+    ('CAP_SYS_ADMIN', ['setpriv', '--bounding-set', '-sys_admin']),
+    ('/dev/fuse', ['unshare', '-m', 'sh', '-c', 'mount -t tmpfs none /dev && touch /dev/null && exec "$@"', 'sh'])])
+def test_where_fuse_is_missing_mount_says_what_a_container_needs(ckptfs, source, missing, wrapper):
+    def run(*words):
+        return subprocess.run([*wrapper, BIN, *map(str, words)], capture_output=True, text=True, timeout=60)
+    done = run('mount', '--store', ckptfs.store, '--adopt', source, ckptfs.mountpoint())
+    assert done.returncode != 0 and f'does not have {missing};' in done.stderr, done.stderr
+    for word in ('--device /dev/fuse --cap-add SYS_ADMIN', '`ckptfs export`', '`ckptfs read`', 'ckptfs://'):
+        assert word in done.stderr
+    # What it names works there.
+    out = os.path.join(ckptfs.folder, 'out')
+    assert run('export', '--store', ckptfs.store, source, 'tp1/rank0', out).returncode == 0 and os.listdir(out)
