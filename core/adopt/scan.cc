@@ -444,6 +444,20 @@ std::string WhatIsThere(const Place& place, Sources sources) {
       " (a directory of runs, a save directory, one step's own directory, or a file of weights)");
 }
 
+// The path of the first file there that its name calls one of weights; empty if there is none.
+std::string FileOfWeights(const Place& place) {
+  constexpr std::string_view kEnds[] = {".pt", ".pth", ".ckpt", ".bin", ".safetensors"};
+  std::string first;
+  const auto entries = place.root->List(place.directory);
+  for (const RootEntry& entry : entries ? *entries : std::vector<RootEntry>()) {
+    const bool named =
+        std::ranges::any_of(kEnds, [&](std::string_view end) { return entry.name.ends_with(end); });
+    if (entry.kind != EntryKind::kFile || !named) continue;
+    if (first.empty() || entry.name < first) first = entry.name;
+  }
+  return first.empty() ? "" : place.root->PathOf(JoinPath(place.directory, first));
+}
+
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHints& hints) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, hints));
   if (!scan.steps.empty() && hints.recognise && scan.said.empty()) NameOthers(place, sources, scan);
@@ -460,7 +474,10 @@ Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHint
   const auto below = RunsFurtherBelow(place, sources, hints.names);
   if (below)
     return Fail(std::move(none).Needing(StrCat("there are runs further below: give ", *below)));
-  return Fail(std::move(none));
+  const std::string file = FileOfWeights(place);
+  if (file.empty()) return Fail(std::move(none));
+  return Fail(std::move(none).Needing(
+      StrCat("a file of weights is a checkpoint by itself: give the file, such as ", file)));
 }
 
 Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const ToolHints& hints) {

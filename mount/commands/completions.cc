@@ -88,7 +88,7 @@ std::string PlaceOf(const CommandOption& option, size_t place, std::string_view 
   return option.many() ? std::string(any) : std::to_string(place);
 }
 
-constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' ' -f1";
+constexpr std::string_view kSteps = "ckptfs list --names 2>/dev/null";
 
 // "words='a b'" or "offer='steps files'".
 std::string BashCase(const std::string& pattern, const CommandOption& option) {
@@ -100,6 +100,7 @@ std::string BashCase(const std::string& pattern, const CommandOption& option) {
 }
 
 constexpr std::string_view kBashTail = R"sh(  local word one kind run='' found=
+  cur=$(_ckptfs_plain "$cur") first=$(_ckptfs_plain "$first")
   case $offer in *steps* | *runs* | *ids*) found=$(%STEPS%) ;; esac
   COMPREPLY=()
   while IFS= read -r word; do  # not compgen -W, which expands what names hold
@@ -140,6 +141,14 @@ std::string BashScript(const CommandSet& commands) {
   }
   const std::string head = StrCat(
       "# ckptfs(1) completions for bash; made by `ckptfs completions bash`\n"
+      "_ckptfs_plain() {  # a word as it was meant, without the quotes that were typed\n"
+      "  local word=$1\n"
+      "  case $word in\n"
+      "    \\'*) word=${word:1}; word=${word%\\'} ;;\n"
+      "    '\"'*) word=${word:1}; word=${word%'\"'} ;;\n"
+      "  esac\n"
+      "  printf '%s' \"${word//\\\\/}\"\n"
+      "}\n"
       "_ckptfs() {\n"
       "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
       "  local command=${COMP_WORDS[1]} options= words= offer= first= place=0 i\n"
@@ -277,7 +286,7 @@ function __ckptfs_at  # COMMAND PLACE: where the word that is typed stands; * is
   test "$words[2]" = $argv[1]; and begin; test $argv[2] = '*'; or test (count $words) = (math $argv[2] + 2); end
 end
 function __ckptfs_steps
-  ckptfs list 2>/dev/null | sed 1d | cut -d ' ' -f1
+  ckptfs list --names 2>/dev/null
 end
 function __ckptfs_runs
   __ckptfs_steps | cut -d / -f1 | sort -u

@@ -25,6 +25,7 @@
 #include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -208,8 +209,16 @@ void PrintLeftOut(const StepModel& model) {
   for (const LeftOut& one : model.left_out) fmt::print("{}\n", Printable(LeftOutText(one)));
 }
 
+// "hf" is what many call the part that is named huggingface.
+std::string PartMeant(const std::string& file) {
+  constexpr std::string_view kShort = "hf";
+  if (file != kShort && !file.starts_with("hf/")) return file;
+  return StrCat("huggingface", file.substr(kShort.size()));
+}
+
 Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step>& step,
-                   const std::string& layout_text, const std::string& file) {
+                   const std::string& layout_text, const std::string& written) {
+  const std::string file = PartMeant(written);
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(layout_text));
   CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
   const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats(std::move(models)));
@@ -354,7 +363,7 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
   if (inside.empty()) {
     return Say(options, path, "step",
                StrCat("step ", path.Step(), ", adopted from ", step.record.source,
-                      "; `ckptfs info ", path.Step(), "` describes it"));
+                      "; `ckptfs info ", ShellWord(path.Step()), "` describes it"));
   }
   if (inside[0] == "param") return ExplainParameter(options, path, step);
   if (inside[0] == "source") return ExplainSource(options, path, step);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/adopt/closed_file.h"
 #include "core/base/strings.h"
@@ -29,6 +30,7 @@ struct InfoFlags {
   std::string subject;
   std::string store;
   IngestRequest ingest;
+  bool verbose = false;
   bool json = false;
 };
 
@@ -59,13 +61,33 @@ std::string Joined(const Json& texts, const char* separator) {
   return out;
 }
 
-void PrintViews(const LayoutSurvey& survey) {
+// A line of what the layouts that were tried do not allow: a healthy step has some of it, too.
+void PrintRefusedBriefly(const LayoutSurvey& survey) {
+  std::string formats, layouts;
+  std::set<std::string> told;
+  for (const LayoutSurvey::Format& format : survey.formats) {
+    if (format.shown.empty()) formats += StrCat(formats.empty() ? "" : ", ", format.name);
+    if (format.shown.empty()) continue;
+    for (const auto& [reason, refused] : format.refused) {
+      for (const std::string& layout : refused) {
+        if (told.insert(layout).second) layouts += StrCat(layouts.empty() ? "" : " ", layout);
+      }
+    }
+  }
+  if (formats.empty() && layouts.empty()) return;
+  const std::string between = formats.empty() || layouts.empty() ? "" : "; ";
+  const std::string some = layouts.empty() ? "" : StrCat("in some formats ", layouts);
+  fmt::print("not shown: {} (--verbose says why)\n", Printable(StrCat(formats, between, some)));
+}
+
+void PrintViews(const LayoutSurvey& survey, bool verbose) {
   fmt::print("views (any legal layout may be asked for; these were tried):\n");
   for (const LayoutSurvey::Format& format : survey.formats) {
     if (format.shown.empty()) continue;
     fmt::print("  {}: {}\n", Printable(format.name), Printable(Joined(format.shown, " ")));
   }
-  const std::vector<std::string> refused = survey.CauseLines();
+  if (!verbose) PrintRefusedBriefly(survey);
+  const auto refused = verbose ? survey.CauseLines() : std::vector<std::string>();
   if (!refused.empty()) fmt::print("not shown:\n");
   for (const std::string& line : refused) fmt::print("  {}\n", Printable(line));
   const std::vector<std::string> left_out = survey.LeftOutLines();
@@ -101,7 +123,7 @@ void PrintRun(const Json& info) {
              lives == 1 ? "" : ", of the newest life");
 }
 
-void PrintText(const Json& info, const LayoutSurvey& survey) {
+void PrintText(const Json& info, const LayoutSurvey& survey, bool verbose) {
   fmt::print("{}\n", Printable(info.value("adopted_from", "")));
   PrintRun(info);
   fmt::print("format: {} {}\n", Printable(info.value("framework", "")),
@@ -143,7 +165,7 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
   for (const Json& note : info["notes"]) {
     fmt::print("note: {}\n", Printable(note.get<std::string>()));
   }
-  PrintViews(survey);
+  PrintViews(survey, verbose);
 }
 
 // Which dialect the step's names are of, and what proves it.
@@ -185,7 +207,7 @@ Status RunInfo(const InfoFlags& options) {
   if (options.json) {
     PrintJson(info);
   } else {
-    PrintText(info, survey);
+    PrintText(info, survey, options.verbose);
   }
   // One that is told is there; so are those beside it that adopt would refuse.
   for (const Error& error : subject.refused) {
@@ -208,6 +230,7 @@ void AddInfoCommand(CommandSet& commands) {
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddStoreOption(command, options->store);
   AddIngestOptions(command, options->ingest);
+  command.Add("--verbose", options->verbose, "Say why each layout is not shown");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunInfo(*options); };
 }

@@ -26,6 +26,7 @@ using Json = nlohmann::json;
 struct ListFlags {
   std::string run;
   std::string store;
+  bool names = false;
   bool json = false;
 };
 
@@ -149,6 +150,10 @@ Status RunList(const ListFlags& options) {
     return {};
   }
   steps.insert(steps.end(), in_memory.begin(), in_memory.end());
+  if (options.names) {
+    for (const Json& step : steps) fmt::print("{}\n", Printable(step.value("step", "")));
+    return {};
+  }
   PrintTable(steps);
   for (const std::string& line : held.waiting) fmt::print("{}\n", Printable(line));
   return {};
@@ -162,6 +167,7 @@ void AddListCommand(CommandSet& commands) {
   command.Add("RUN", options->run, "Only this run").Offers(kOfferRuns);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
+  command.Add("--names", options->names, "Print RUN/ID alone, a line each").Excludes("--json");
   command.body = [options] { return RunList(*options); };
 }
 

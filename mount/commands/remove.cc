@@ -15,6 +15,7 @@
 #include "mount/fuse/mount_users.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -31,7 +32,7 @@ Result<StepReference> ParseOneStep(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(StepReference name, ParseStepReference(text));
   if (name.id != "latest") return name;
   return Fail(Error{ErrorCode::kInvalid, StrCat(text, ": name the step to remove")}.Needing(
-      StrCat("`ckptfs resolve ", name.run, "` names the latest step")));
+      StrCat("`ckptfs resolve ", ShellWord(name.run), "` names the latest step")));
 }
 
 // A step that is to go, and whom that meets.

@@ -13,6 +13,7 @@
 #include "mount/fuse/mount_table.h"
 #include "mount/fuse/mount_users.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -104,7 +105,7 @@ Status Busy(const std::string& path, Error error) {
         "all)";
   } else {
     error.message = StrCat(path, ": in use by ", DescribeUsers(users),
-                           "; end them, or `ckptfs umount --lazy ", path, "`");
+                           "; end them, or `ckptfs umount --lazy ", ShellWord(path), "`");
   }
   return Fail(std::move(error));
 }

@@ -81,7 +81,10 @@ def test_info_of_a_path_and_of_a_step(ckptfs, source):
     views = step['views']['rank']
     assert 'tp2' in views['shown']
     assert any('tp8' in layouts for layouts in views['refused'].values())
-    said = ckptfs.run('info', source).stdout
+    short = ckptfs.run('info', source).stdout
+    line, = [line for line in short.splitlines() if line.startswith('not shown: ')]
+    assert 'huggingface' in line and 'tp8' in line and '--verbose' in line
+    said = ckptfs.run('info', source, '--verbose').stdout
     reasons = [line for line in said.split('not shown:\n')[1].splitlines() if line.startswith('  ')]
     assert any('tp8' in line for line in reasons)
     assert len({line.split(': ', 1)[1] for line in reasons}) == len(reasons) and said.count('not saved by') == 1

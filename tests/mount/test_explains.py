@@ -507,6 +507,13 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ckptfs; printf '%s\\n' "${COMPREPLY[
     assert {'run7', f'run7/{TAG}'} <= set(completed('ckptfs', 'diff', 'run7', 'r'))
     assert completed('ckptfs', 'export', 'run7/latest', 'r') == []
     assert 'store' in completed('ckptfs', 'export', 'run7/latest', 'tp1', 's')
+    spaced = source.parent / 'my run'
+    shutil.copytree(source, spaced)
+    ckptfs.adopt(spaced)
+    done = subprocess.run(['bash', '-c', complete, 'bash', 'ckptfs', 'info', 'my\\ r'], capture_output=True, text=True,
+                          check=True, env={**os.environ, 'BIN': BIN, 'CKPTFS_STORE': ckptfs.store})
+    assert set(done.stdout.splitlines()) == {f'my run/{TAG}', 'my run'}, done
+    assert completed('ckptfs', 'resolve', 'my\\ run', '') == [TAG] == completed('ckptfs', 'resolve', "'my run'", '')
     hostile = source.parent / '$(touch made)`touch made`'
     shutil.copytree(source, hostile)
     ckptfs.adopt(hostile)
