@@ -68,6 +68,15 @@ bool IsHead(std::string_view name) {
          name == "embed_out.weight" || name.ends_with(".decoder.weight");
 }
 
+Status CheckForeign(const ShownState& shown) {
+  const StepModel& step = shown.step();
+  const auto names = KeptNames(shown);
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    if (IsOfModel(step.parameters[i])) CKPT_RETURN_IF_ERROR(CheckName(*names[i]));
+  }
+  return {};
+}
+
 Result<std::vector<ShownTensor>> ShowTensors(const ShownState& shown) {
   const StepModel& step = shown.step();
   std::vector<ShownTensor> out;

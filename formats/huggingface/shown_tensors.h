@@ -37,6 +37,9 @@ struct ShownTensor {
 // True if save_pretrained drops the name, of several that share a tensor.
 bool IsHead(std::string_view name);
 
+// kUnsupported for a parameter that no model of transformers has: an adapter's, say.
+Status CheckForeign(const ShownState& shown);
+
 // In model order.  kUnsupported names the parameter that has no such form: one of
 // a wrapper that is not taken off (PEFT), of DeepSpeed's own experts, of a dtype
 // that safetensors does not have, without a weight; or two of one name.

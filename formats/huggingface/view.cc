@@ -184,6 +184,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(step));
   const ModelFiles& models = own.config() == nullptr && given_ ? *given_ : own;
   if (models.config() == nullptr) {
+    CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));  // what no config.json would cure
     return Fail(
         Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
             .Needing("`mount --hf-config DIR` gives one"));

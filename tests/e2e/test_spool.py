@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots on a disk of the machine's own, while the store does not take them."""
 import os
+import re
 import signal
 import subprocess
 import time
@@ -58,10 +59,18 @@ def test_training_goes_on_beyond_the_arena(ckptfs, job, spool):
     assert seen['directory'] == spool and 0 < seen['bytes'] < seen['budget']
     text = ckptfs.run('status', '--store', ckptfs.store).stdout
     assert 'spooled: 6' in text, text
+    metrics = ckptfs.run('status', '--store', ckptfs.store, '--metrics').stdout
+    for name, number in (('spool_spooled_saves_total', 6), ('snapshot_durable_saves_total', 0),
+                         ('snapshot_memory_steps', 6), ('snapshot_durable_lag_seconds_count', 0)):
+        assert re.search(rf'^ckptfs_{name}{{[^}}]*}} {number}$', metrics, re.M), (name, metrics)
+    assert float(re.search(r'^ckptfs_snapshot_oldest_waiting_seconds{[^}]*} (.*)$', metrics, re.M)[1]) > 0
 
     os.unlink(block)
     assert trainer.durable(5)
     assert durable_steps(ckptfs) == list('012345')
+    metrics = ckptfs.run('status', '--store', ckptfs.store, '--metrics').stdout
+    assert re.search(r'^ckptfs_snapshot_durable_saves_total{[^}]*} 6$', metrics, re.M), metrics
+    assert float(re.search(r'^ckptfs_snapshot_durable_lag_seconds_sum{[^}]*} (.*)$', metrics, re.M)[1]) > 0
     for step in range(6):
         view = os.path.join(step_of(mount, 'job', str(step)), 'view', 'tp2')
         assert_equal(gathered(view, 2), trainer.truth(step))

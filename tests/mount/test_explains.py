@@ -482,6 +482,18 @@ def test_the_latest_step_is_not_the_pointer_file_of_a_run_that_lies_here(ckptfs,
         assert done.returncode == 0 and 'no checkpoint' not in done.stderr, done
 
 
+def test_an_adapter_is_not_told_to_take_a_config(ckptfs, tmp_path):
+    """No config.json makes an adapter's parameters a model of transformers."""
+    header = {f'base_model.model.q.{name}.weight': {'dtype': 'F32', 'shape': [1], 'data_offsets': [4 * i, 4 * i + 4]}
+              for i, name in enumerate(('base_layer', 'lora_A.default', 'lora_B.default'))}
+    text = json.dumps(header).encode()
+    (tmp_path / 'peft').mkdir()
+    (tmp_path / 'peft/model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + bytes(12))
+    ckptfs.adopt(tmp_path / 'peft')
+    code, _, said = rc(ckptfs, 'explain', 'tp1', 'hf', '--store', ckptfs.store)
+    assert code != 0 and 'PEFT' in said and '--hf-config' not in said, said
+
+
 def test_completions(ckptfs, source):
     script = ckptfs.run('completions', 'bash').stdout
     complete = script + '''

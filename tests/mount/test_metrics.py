@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -107,6 +108,26 @@ def test_refusals_are_counted_by_errno(ckptfs, source):
     samples = parse(ckptfs.run('status', '--store', ckptfs.store, '--metrics').stdout)
     told = [dict(k) for k, v in samples['ckptfs_errors_total'].items() if v > 0]
     assert [t['errno'] for t in told] == ['ESTALE'] and failed.value.errno == 116, told
+
+
+def test_a_followed_directory_has_its_lag(ckptfs, source, tmp_path):
+    job = tmp_path / 'job'
+    mount = ckptfs.mountpoint()
+    ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', job, mount)
+
+    def ask():
+        return parse(ckptfs.run('status', '--store', ckptfs.store, '--metrics').stdout)
+    samples = ask()
+    assert value(samples, 'ckptfs_follow_adopted_steps_total', path=str(job)) == 0
+    assert 'ckptfs_follow_lag_seconds' not in samples  # nothing was adopted
+    begin = time.time()
+    shutil.copytree(source, job, copy_function=shutil.copyfile)
+    wait_until(lambda: value(ask(), 'ckptfs_follow_adopted_steps_total', path=str(job)) == 1, 'the step')
+    samples = ask()
+    assert 0.5 < value(samples, 'ckptfs_follow_lag_seconds') < time.time() - begin
+    assert begin < value(samples, 'ckptfs_follow_last_adopted_timestamp_seconds') < time.time()
+    assert value(samples, 'ckptfs_follow_look_seconds_total') > 0
+    assert value(samples, 'ckptfs_follow_waiting_steps') == 0
 
 
 def test_a_dead_mount_is_down(ckptfs, source):

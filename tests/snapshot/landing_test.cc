@@ -174,13 +174,17 @@ TEST_F(LandingTest, WhatIsRefusedOrGivenUpIsDroppedAlone) {
     uint64_t from, to;
     ErrorCode code;
     std::vector<std::string> notes;
+    uint64_t LandingStatus::Drops::*reason;
   };
+  using Drops = LandingStatus::Drops;
   const std::vector<Case> cases{
-      {1, 1, ErrorCode::kInvalid, {"in vain"}},
-      {1, 1, ErrorCode::kExists, {"in vain"}},
-      {2, 2, ErrorCode::kDataLoss, {"enter 1", "release 1", "in vain"}},
-      {1, 1, ErrorCode::kIo, {"in vain"}},  // for longer than the limit, which is none
-      {2, 2, ErrorCode::kIo, {"enter 1", "release 1", "in vain"}},
+      {1, 1, ErrorCode::kInvalid, {"in vain"}, &Drops::refused},
+      {1, 1, ErrorCode::kExists, {"in vain"}, &Drops::refused},
+      {2, 2, ErrorCode::kDataLoss, {"enter 1", "release 1", "in vain"}, &Drops::refused},
+      // For longer than the limit, which is none:
+      {1, 1, ErrorCode::kIo, {"in vain"}, &Drops::failed},
+      {2, 2, ErrorCode::kIo, {"enter 1", "release 1", "in vain"}, &Drops::failed},
+      {1, 1, ErrorCode::kExhausted, {"in vain"}, &Drops::exhausted},
   };
   for (const Case& one : cases) {
     ScriptedSteps steps;
@@ -198,6 +202,14 @@ TEST_F(LandingTest, WhatIsRefusedOrGivenUpIsDroppedAlone) {
     EXPECT_EQ(landing.status().durable, 1u);
     EXPECT_EQ(landing.status().dropped, 1u);
     EXPECT_EQ(landing.status().last_drop, "snapshot run/1 dropped: the store fails");
+    const Drops drops = landing.status().dropped_for;
+    EXPECT_EQ(drops.*one.reason, 1u);
+    EXPECT_EQ(drops.incomplete + drops.refused + drops.exhausted + drops.failed, 1u);
+    EXPECT_GT(landing.status().durable_seconds, 0);
+    EXPECT_GT(landing.status().last_durable_ns, 0);
+    EXPECT_EQ(landing.status().oldest_waiting_seconds, 0);
+    landing.NoteDrop("a rank went");
+    EXPECT_EQ(landing.status().dropped_for.incomplete, 1u);
   }
 }
 
@@ -233,6 +245,7 @@ TEST_F(LandingTest, WhatWaitsIsShownWhereThereIsASpool) {
   while (!second.bytes->on_disk() || steps_.notes().size() < 2) std::this_thread::yield();
   EXPECT_THAT(steps_.notes(), testing::UnorderedElementsAre("enter 1", "enter 2"));
   EXPECT_EQ(landing_->status().waiting, 2u);
+  EXPECT_GT(landing_->status().oldest_waiting_seconds, 0);
   steps_.Hold(false);
   EXPECT_THAT(Await(2), ElementsAre("1", "2"));
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
