@@ -14,6 +14,7 @@
 #include "formats/huggingface/view.h"
 #include "formats/megatron/source.h"
 #include "formats/rank/rank_view.h"
+#include "formats/rank_shards/source.h"
 #include "formats/resume/resume_view.h"
 
 namespace ckptfs {
@@ -24,6 +25,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   sources.push_back(MakeDeepSpeedUniversalSource());
   sources.push_back(MakeMegatronSource());
   sources.push_back(MakeDcpSource());
+  sources.push_back(MakeRankShardsSource());
   sources.push_back(MakeHuggingFaceSource());
   return sources;
 }

@@ -14,7 +14,7 @@
 namespace ckptfs {
 namespace {
 
-enum class LastIn { kOwn, kParts, kBeside };
+enum class LastIn { kOwn, kParts, kBeside, kBesideOwn };
 
 struct SaveOrder {
   StepTool tool = StepTool::kNone;
@@ -67,6 +67,14 @@ constexpr std::array kOrders = {
               "{common.pt}, __<rank>_<N>.distcp, .metadata, metadata.json, "
               "{latest_checkpointed_iteration.txt}",
               "metadata.json", LastIn::kParts},
+    SaveOrder{StepTool::kNone, FormatOrder::kVerl, "", "verl",
+              "model_world_size_*, {optim_world_size_*}, {extra_state_world_size_*}, huggingface/, "
+              "fsdp_config.json, data*.pt, latest_checkpointed_iteration.txt",
+              "latest_checkpointed_iteration.txt", LastIn::kBesideOwn},
+    SaveOrder{StepTool::kNone, FormatOrder::kSkyRl, "", "SkyRL",
+              "model_world_size_*, optim_world_size_*, extra_state_world_size_*, huggingface/, "
+              "fsdp_config.json, {data.pt}, trainer_state.pt, latest_ckpt_global_step.txt",
+              "latest_ckpt_global_step.txt", LastIn::kBesideOwn},
 };
 
 const SaveOrder* OrderOf(StepTool tool) {
@@ -334,9 +342,10 @@ Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places,
     CKPT_ASSIGN_OR_RETURN(out.phase, PhaseOfParts(*order, step, places, history));
     return out;
   }
-  const bool beside = order->in == LastIn::kBeside;
+  const bool beside = order->in == LastIn::kBeside || order->in == LastIn::kBesideOwn;
   LastFiles last;
-  last.paths = {JoinPath(beside ? ParentPath(step.directory) : places.own, order->last)};
+  const std::string& of_save = order->in == LastIn::kBesideOwn ? step.Own() : step.directory;
+  last.paths = {JoinPath(beside ? ParentPath(of_save) : places.own, order->last)};
   if (!beside || step.latest) out.last = last.paths.front();
   if (!order->more.empty())
     CKPT_RETURN_IF_ERROR(AddMore(*order, step, places.own, entries, history, last));

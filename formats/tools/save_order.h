@@ -12,9 +12,12 @@
 //   DCP                    .metadata                   each part         provisional
 //   DeepSpeed              latest                      beside the tag    provisional
 //   megatron-core          metadata.json               DCP's directory   begun
+//   verl                   latest_checkpointed_        beside the step   provisional
+//                          iteration.txt
+//   SkyRL                  latest_ckpt_global_step.txt beside the step   provisional
 //
 // As written by transformers 5.23, accelerate 1.15, Lightning 2.6, DeepSpeed 0.19, torch 2.13,
-// megatron-core 0.16.
+// megatron-core 0.16, verl 0.7, SkyRL of August 2026.
 //
 // Thread safety: pure but for the root that is listed.
 
@@ -38,7 +41,7 @@ StepTool ToolOf(std::string_view name, const StepEntries& entries);
 std::string_view ToolName(StepTool tool);
 
 // A format's own order, of what no tool wrote around, or a tool whose order tells nothing.
-enum class FormatOrder { kNone, kDcp, kDeepSpeed, kMegatron };
+enum class FormatOrder { kNone, kDcp, kDeepSpeed, kMegatron, kVerl, kSkyRl };
 
 // Where the files of one step's save lie, below the root.
 struct SavePlaces {

@@ -36,6 +36,7 @@ inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
     {.source = "deepspeed", .engine = true, .member_order = true},
     {.source = "deepspeed_universal", .engine = true},
     {.source = "dcp", .torch_states = true, .own_keys = true},
+    {.source = "rank_shards", .torch_states = true},
     {.source = "huggingface", .torch_states = true, .pretrained = true},
 });
 

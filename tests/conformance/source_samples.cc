@@ -94,6 +94,24 @@ SourceSample WriteDeepSpeedGolden(const std::string& directory) {
   return out;
 }
 
+SourceSample WriteRankShards(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string golden = CKPTFS_TEST_DATA "/golden/rank_shards/torch_2_13";
+  files::create_directories(save);
+  // The SFT trainer's step: no folder for each model.
+  files::copy(StrCat(golden, "/global_step_3/actor"), StrCat(save, "/global_step_3"),
+              files::copy_options::recursive);
+  const char* tracker = "latest_checkpointed_iteration.txt";
+  files::copy(StrCat(golden, "/", tracker), StrCat(save, "/", tracker));
+  SourceSample out{save, StrCat(save, "/global_step_3"), {}};
+  for (const char* kind : {"model", "optim"}) {
+    for (const char* rank : {"0", "1"}) {
+      out.needed.push_back(StrCat(kind, "_world_size_2_rank_", rank, ".pt"));
+    }
+  }
+  return out;
+}
+
 SourceSample WriteUniversalOfGolden(const std::string& directory) {
   const StepModel golden = ReadGolden(CKPTFS_TEST_DATA "/golden/deepspeed_tiny/ckpt");
   return Export(golden, "tp2_dp2_zero1", StrCat(directory, "/run"));

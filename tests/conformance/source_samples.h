@@ -21,6 +21,7 @@ struct SourceSample {
 
 // Each writes below `directory`, which is empty.
 SourceSample WriteDeepSpeedGolden(const std::string& directory);
+SourceSample WriteRankShards(const std::string& directory);         // of two ranks of FSDP2
 SourceSample WriteUniversalOfGolden(const std::string& directory);  // a tp2 view, exported
 SourceSample WriteUniversalOfTinyStep(const std::string& directory);
 SourceSample WriteUniversalOfHoles(const std::string& directory);

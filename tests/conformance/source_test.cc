@@ -8,6 +8,7 @@
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/huggingface/source.h"
+#include "formats/rank_shards/source.h"
 #include "formats/registry.h"
 #include "tests/conformance/source_suite.h"
 #include "tests/support/fake_source.h"
@@ -22,6 +23,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"universal_of_holes", MakeDeepSpeedUniversalSource, WriteUniversalOfHoles},
       {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
       {"dcp_of_two_ranks", MakeDcpSource, WriteDcp},
+      {"rank_shards_golden", MakeRankShardsSource, WriteRankShards},
       {"fake", [] { return std::make_unique<FakeSource>(); }, WriteFake},
   };
   return cases;
