@@ -175,6 +175,39 @@ std::string TopFollow(const TopTree& follow) {
   return text + "\n";
 }
 
+// The texts of a list, a line each.
+std::string LinesText(const TopTree& list) {
+  std::string text;
+  if (!list.is_array()) return text;
+  for (const TopTree& line : list) {
+    if (line.is_string()) text += StrCat("             ", Printable(line.get<std::string>()), "\n");
+  }
+  return text;
+}
+
+std::string PeersText(const TopTree& peers) {
+  std::string away;
+  size_t count = 0;
+  const TopTree& list = At(peers, "/peers");
+  for (size_t i = 0; i < list.size() && list.is_array(); ++i) {
+    const std::string why = TextAt(list[i], "/away");
+    if (why.empty()) continue;
+    ++count;
+    away += StrCat("             ", Printable(TextAt(list[i], "/host")), " ",
+                   Printable(TextAt(list[i], "/address")), " is away: ", Printable(why), "\n");
+  }
+  std::string text =
+      fmt::format("  peers      {}, {} away; {} of {} held for them and us\n{}", list.size(), count,
+                  BytesText(NumberAt(peers, "/used")), BytesText(NumberAt(peers, "/memory")), away);
+  const TopTree& protect = At(peers, "/protect");
+  if (!protect.is_object()) return text;
+  text += fmt::format(
+      "  protect    {}: {} saves protected, {} passed over, {} met full memory\n",
+      Printable(TextAt(protect, "/scheme")), CountText(NumberAt(protect, "/protected")),
+      CountText(NumberAt(protect, "/passed_over")), CountText(NumberAt(protect, "/full")));
+  return text + LinesText(At(protect, "/steps"));
+}
+
 std::string SpoolText(const TopTree& spool) {
   std::string text =
       fmt::format("  spool      {} of {}, {} saves; spooled: {}, no room: {}, failed: {}\n",
@@ -200,6 +233,8 @@ std::string SnapshotsText(const TopTree& snapshots) {
     text += fmt::format(" after {:.1f} s on average",
                         NumberAt(snapshots, "/durable_lag/seconds") / durable);
   }
+  const double unproved = NumberAt(snapshots, "/unproved");
+  if (unproved != 0) text += StrCat(" (", CountText(unproved), " unproved)");
   text += fmt::format(", {} dropped{}\n", CountText(NumberAt(snapshots, "/dropped")),
                       PartsText(At(snapshots, "/dropped_for"), CountText));
   const double full = NumberAt(snapshots, "/full_drops") + NumberAt(snapshots, "/full_waits");
@@ -216,20 +251,14 @@ std::string SnapshotsText(const TopTree& snapshots) {
                  last == std::string_view("/last_drop") ? "" : "durable: ", Printable(line), "\n");
     }
   }
-  const TopTree& steps = At(snapshots, "/steps");
-  for (const TopTree& line : steps.is_array() ? steps : TopTree::array()) {
-    if (line.is_string()) text += StrCat("             ", Printable(line.get<std::string>()), "\n");
-  }
+  text += LinesText(At(snapshots, "/steps"));
   if (snapshots.contains("spool")) {
     text += SpoolText(At(snapshots, "/spool"));
   }
-  if (snapshots.contains("peers")) {
-    const TopTree& peers = At(snapshots, "/peers/peers");
-    double away = 0;
-    for (const TopTree& peer : peers) away += peer.value("away", false) ? 1 : 0;
-    text += fmt::format("  peers      {}, {} away; {} of {} held for them and us\n", peers.size(),
-                        CountText(away), BytesText(NumberAt(snapshots, "/peers/used")),
-                        BytesText(NumberAt(snapshots, "/peers/memory")));
+  if (snapshots.contains("peers")) text += PeersText(At(snapshots, "/peers"));
+  for (const char* why : {"/retention/last_failure", "/hot/why_not"}) {
+    const std::string line = TextAt(snapshots, why);
+    if (!line.empty()) text += StrCat("             ", Printable(line), "\n");
   }
   return text;
 }

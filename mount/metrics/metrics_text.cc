@@ -34,6 +34,7 @@ enum class Shape {
   kKeys,    // the object at `path`: its keys are the values of the label
   kNames,   // the same, of names that others choose: at most kMostSeries
   kItems,   // the list at `path`: the labels are parts of its items, separated by commas
+  kSaid,    // the same; 1 where the text at `value` is not empty
   kErrors,  // the object at `path`: its keys are names of error codes
   kSize,    // the number of elements at `path`
   kSum,     // {"count": n, "seconds": s} at `path`
@@ -196,7 +197,7 @@ constexpr MetricRow kMetricRows[] = {
     {"ckptfs_peer_sent_bytes_total", kCounter, "/snapshots/peers/peers", "Bytes sent to a peer.",
      Shape::kItems, "host,address", "/sent_bytes"},
     {"ckptfs_peer_away", kGauge, "/snapshots/peers/peers", "Whether a peer does not answer (1).",
-     Shape::kItems, "host,address", "/away"},
+     Shape::kSaid, "host,address", "/away"},
     {"ckptfs_peer_protected_saves_total", kCounter, "/snapshots/peers/protect/protected",
      "Saves that other daemons hold, too (--protect)."},
     {"ckptfs_peer_unprotected_saves_total", kCounter, "/snapshots/peers/protect/passed_over",
@@ -242,7 +243,8 @@ class FamilyWriter {
       case Shape::kKeys:
       case Shape::kNames:
       case Shape::kErrors: return AddKeys(part);
-      case Shape::kItems: return AddItems(part);
+      case Shape::kItems:
+      case Shape::kSaid: return AddItems(part);
       case Shape::kSize:
         if (part.is_structured()) Add({}, static_cast<double>(part.size()));
         return;
@@ -295,7 +297,11 @@ class FamilyWriter {
         const json& text = PartAt(list[i], StrCat("/", name).c_str());
         labels.push_back({name, text.is_string() ? Printable(text.get<std::string>()) : ""});
       }
-      AddNumber(std::move(labels), PartAt(list[i], row_.value));
+      const json& value = PartAt(list[i], row_.value);
+      if (row_.shape == Shape::kItems) AddNumber(std::move(labels), value);
+      if (row_.shape == Shape::kSaid && value.is_string()) {
+        Add(std::move(labels), value.get_ref<const std::string&>().empty() ? 0 : 1);
+      }
     }
   }
 

@@ -2,6 +2,7 @@
 """What daemons tell Prometheus, read by its own parser of the text format."""
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -78,6 +79,11 @@ def test_a_scrape_is_what_status_says(ckptfs, source):
     assert value(samples, 'ckptfs_snapshot_ranks') == 0
     assert value(samples, 'ckptfs_snapshot_dropped_saves_total', reason='incomplete') == 0
     assert value(samples, 'ckptfs_process_resident_memory_bytes') > 1 << 20
+    with open(os.path.join(os.path.dirname(__file__), '..', '..', 'docs', 'use', 'watch.md')) as page:
+        listed = set(re.findall(r'^\| `(ckptfs_[a-z_]+)` \|', page.read(), re.M))
+    rare = re.compile('ckptfs_(snapshot|retention|spool|hot|peer|follow)_'
+                      + ('' if os.geteuid() == 0 else '|ckptfs_materialise'))
+    assert {name for name in listed if not rare.match(name)} <= set(samples)
     mine, theirs = parse(ckptfs.run('status', '--store', ckptfs.store, '--metrics').stdout), samples
     assert set(mine) == set(theirs)
     before, after = counters(first), counters(second)

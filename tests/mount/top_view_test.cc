@@ -55,5 +55,18 @@ TEST(TopView, SnapshotsAndFollowedDirectoriesHaveTheirLag) {
   EXPECT_THAT(text, Not(HasSubstr("/data\nrun7")));
 }
 
+TEST(TopView, PeersThatAreAwayAndWhatIsNotProtectedAreNamed) {
+  const auto status = nlohmann::json::parse(R"({"snapshots": {"unproved": 2, "peers": {
+      "memory": 2048, "used": 1024, "links": 1,
+      "peers": [{"host": "b", "address": "b:1", "away": "no route"}, {"host": "c", "away": ""}],
+      "protect": {"scheme": "copy", "protected": 3, "steps": ["run7/9: no peer"]}}}})");
+  const std::string text = TopText(TopJson(nullptr, SampleAt(1, status)));
+  EXPECT_THAT(text, HasSubstr("peers      2, 1 away; 1.0 KiB of 2.0 KiB held"));
+  EXPECT_THAT(text, HasSubstr("b b:1 is away: no route"));
+  EXPECT_THAT(text, HasSubstr("copy: 3 saves protected"));
+  EXPECT_THAT(text, HasSubstr("run7/9: no peer"));
+  EXPECT_THAT(text, HasSubstr("(2 unproved)"));
+}
+
 }  // namespace
 }  // namespace ckptfs
