@@ -10,6 +10,7 @@
 #include "formats/dialects/shipped.h"
 #include "formats/families/shipped.h"
 #include "formats/tools/config_text.h"
+#include "formats/tools/made_config.h"
 #include "formats/torch/source_states.h"
 #include "formats/torch/torch_file.h"
 
@@ -103,8 +104,8 @@ const Translations::Table& Translations::TableOf(Dialect dialect) const {
 Translations::Config Translations::ConfigOf(const StepModel& step) const {
   Config out;
   const auto own = ModelFilesOf(step);
-  const std::string* config = own ? own->config() : nullptr;
-  if (config == nullptr && given_) config = given_->config();
+  const ModelFiles none;
+  const std::string* config = ChosenModelFiles(step, own ? *own : none, given_).config();
   if (config == nullptr) return out;
   if (const auto sizes = ParseModelConfig(*config)) {
     out.kind.sizes = *sizes;

@@ -15,6 +15,7 @@
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/tools/config_text.h"
+#include "formats/tools/made_config.h"
 #include "formats/tools/source_traits.h"
 
 namespace ckptfs {
@@ -182,7 +183,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   const StepModel& step = shown->step();
   const Layout& layout = shown->layout();
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(step));
-  const ModelFiles& models = own.config() == nullptr && given_ ? *given_ : own;
+  const ModelFiles& models = ChosenModelFiles(step, own, given_);
   if (models.config() == nullptr) {
     CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));  // what no config.json would cure
     return Fail(
@@ -193,8 +194,8 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_RETURN_IF_ERROR(shown->CheckNames());
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors, huggingface::ShowTensors(*shown));
   auto tree = std::make_shared<ViewTree>(shown);
-  const auto source = own.config() == nullptr ? huggingface::ConfigSource::kElsewhere
-                                              : huggingface::CarriedConfigOf(step, facts);
+  const auto source = &models != &own ? huggingface::ConfigSource::kElsewhere
+                                      : huggingface::CarriedConfigOf(step, facts);
   CKPT_ASSIGN_OR_RETURN(auto lines, huggingface::MatchConfig(step, facts, tensors, source));
   for (std::string& line : lines) tree->LeaveOut(std::move(line));
   CKPT_ASSIGN_OR_RETURN(const auto wholes, huggingface::WholeFilesOf(step, tensors));

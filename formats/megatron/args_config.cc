@@ -112,9 +112,8 @@ class ConfigMaker {
   }
 
   bool Has(std::string_view ending) const {
-    return std::ranges::any_of(tensors_, [&](const StateDict::Tensor& tensor) {
-      return tensor.name.ends_with(ending);
-    });
+    return std::ranges::any_of(
+        tensors_, [&](const StateDict::Tensor& tensor) { return tensor.name.ends_with(ending); });
   }
   const StateDict::Tensor* Find(std::string_view name) const {
     const auto found = std::ranges::find(tensors_, name, &StateDict::Tensor::name);
@@ -151,7 +150,7 @@ class ConfigMaker {
     if (bias && norm) {
       Fail("no architecture of the table has both a bias and norms of queries and keys");
     } else if (!experts) {
-      norm ? choose("qwen3", "Qwen3ForCausalLM")
+      norm   ? choose("qwen3", "Qwen3ForCausalLM")
       : bias ? choose("qwen2", "Qwen2ForCausalLM")
              : choose("llama", "LlamaForCausalLM");
     } else if (norm && !shared) {
@@ -174,7 +173,8 @@ class ConfigMaker {
     const Json topk = Number({"moe_router_topk"});
     out_["num_experts_per_tok"] = topk;
     if (type == "mixtral") {
-      if (before) Fail("moe_router_pre_softmax is true: Mixtral's weights of experts add up to one");
+      if (before)
+        Fail("moe_router_pre_softmax is true: Mixtral's weights of experts add up to one");
       out_["num_local_experts"] = Number({"num_experts"});
       out_["sliding_window"] = nullptr;
       return;
@@ -194,8 +194,8 @@ class ConfigMaker {
     out_["num_hidden_layers"] = Number({"num_layers"});
     out_["hidden_size"] = Number({"hidden_size"});
     const bool mixtral = experts && out_.value("model_type", "") == "mixtral";
-    out_["intermediate_size"] = mixtral ? Number({"moe_ffn_hidden_size", "ffn_hidden_size"})
-                                        : Number({"ffn_hidden_size"});
+    out_["intermediate_size"] =
+        mixtral ? Number({"moe_ffn_hidden_size", "ffn_hidden_size"}) : Number({"ffn_hidden_size"});
     out_["num_attention_heads"] = Number({"num_attention_heads"});
     const auto grouped = Flag("group_query_attention");
     out_["num_key_value_heads"] =
@@ -223,8 +223,8 @@ class ConfigMaker {
     const bool whole = embedding != nullptr && embedding->shape.size() == 2;
     if (!whole) return Fail("there is no embedding of words");
     if (!Equal(out_["hidden_size"], embedding->shape[1])) {
-      return Fail(StrCat("hidden_size is not that of the embedding, ",
-                         ShapeToString(embedding->shape)));
+      return Fail(
+          StrCat("hidden_size is not that of the embedding, ", ShapeToString(embedding->shape)));
     }
     out_["vocab_size"] = embedding->shape[0];
     const bool untied = Find("output_layer.weight") != nullptr;

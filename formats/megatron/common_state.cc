@@ -50,8 +50,7 @@ Result<CommonState> CommonState::Read(const StepCandidate& step, dcp::StoredStat
   CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, path));
   if (there) {
     const auto root = assembler.AddRoot(RootBelow(step.root, step.save));
-    CKPT_ASSIGN_OR_RETURN(out.blob_,
-                          assembler.AddFile(root, StrCat(step.Prefix(), kCommonFile)));
+    CKPT_ASSIGN_OR_RETURN(out.blob_, assembler.AddFile(root, StrCat(step.Prefix(), kCommonFile)));
     CKPT_ASSIGN_OR_RETURN(auto opened, step.root->Open(path));
     CKPT_ASSIGN_OR_RETURN(const FileIdentity now, opened->Identity());
     if (now.stamp != assembler.blob(out.blob_).stamp) {

@@ -30,8 +30,8 @@ inline constexpr std::string_view kCommonFile = "common.pt";
 // A group of an optimizer's parameters; it does not say which these are.
 struct CommonGroup {
   PickleRef dict;
-  bool experts = false;     // is_expert_parallel
-  bool decays = true;       // wd_mult is not 0
+  bool experts = false;  // is_expert_parallel
+  bool decays = true;    // wd_mult is not 0
   std::optional<int64_t> step;
 };
 

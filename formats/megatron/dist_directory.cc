@@ -77,8 +77,9 @@ Status CheckFiles(const Root& root, const std::string& directory, const DistFile
     return Fail(ErrorCode::kInvalid, StrCat(path, ": no .metadata: the save did not finish"));
   }
   if (files.version != kKnownVersion) {
-    return Fail(ErrorCode::kUnsupported, StrCat(path, ": ", kBackendFile, ": torch_dist of version ",
-                                                files.version, ", of which only 1 is known"));
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(path, ": ", kBackendFile, ": torch_dist of version ", files.version,
+                       ", of which only 1 is known"));
   }
   return {};
 }

@@ -5,7 +5,8 @@
 //
 //   decoder.layers.<rest>             a tensor whose dim 0 counts the layers
 //   decoder.layers.<N>.<rest>         a tensor of one layer (models whose layers differ)
-//   optimizer.state.<kind>.<key>      a state of the tensor of that key; the master's kind is param,
+//   optimizer.state.<kind>.<key>      a state of the tensor of that key; the master's kind is
+//   param,
 //                                     or fp32_param
 //   chained_<N>.optimizer...          the same, of one optimizer of several
 //   optimizer.distributed...          buckets of ranks (dp_reshardable and older forms)
@@ -36,9 +37,9 @@ std::optional<StackedName> StackedNameOf(std::string_view key);
 
 // A key of an optimizer.
 struct OptimizerKey {
-  std::string_view chain;  // "chained_0."; "" of the only one
-  std::string_view kind;   // "exp_avg"; "" for what is not a state of one tensor
-  std::string_view tensor; // the key of the tensor that it is a state of
+  std::string_view chain;   // "chained_0."; "" of the only one
+  std::string_view kind;    // "exp_avg"; "" for what is not a state of one tensor
+  std::string_view tensor;  // the key of the tensor that it is a state of
 };
 
 // Nothing for a key of something else.

@@ -14,6 +14,7 @@
 #include "core/state/model_config.h"
 #include "formats/megatron/args_config.h"
 #include "formats/settle/settle.h"
+#include "formats/tools/made_config.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/pickle_writer.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
 constexpr std::string_view kMaster = "master";
+constexpr std::string_view kOurKinds[] = {"weight", "master", "step"};
 
 // What a module keeps beside its tensors: it counts as one entry, whatever layers have it.
 constexpr std::string_view kExtraState = "_extra_state";
@@ -59,7 +61,9 @@ ScalarValue StepValue(int64_t step) {
   return ScalarValue{DType::kI64, {}, std::string(bytes.data(), bytes.size()), true};
 }
 
-bool IsExperts(std::string_view name) { return name.find(".mlp.experts.") != std::string_view::npos; }
+bool IsExperts(std::string_view name) {
+  return name.find(".mlp.experts.") != std::string_view::npos;
+}
 
 // Biases and vectors: optimizer_config.py, standard overrides of core 0.16.1.
 bool Decays(const StateDict::Tensor& tensor) {
@@ -73,16 +77,14 @@ Result<StepModel> Reader::Read() && {
   part.metadata = true;
   CKPT_ASSIGN_OR_RETURN(dcp::StoredState state,
                         dcp::StoredState::Read(candidate_, {part}, assembler_));
-  CKPT_ASSIGN_OR_RETURN(const CommonState common,
-                        CommonState::Read(candidate_, state, assembler_));
+  CKPT_ASSIGN_OR_RETURN(const CommonState common, CommonState::Read(candidate_, state, assembler_));
   const auto work = [&]() -> Result<Settled> {
     CKPT_RETURN_IF_ERROR(AddWeights(state, common));
     if (!options_.weights_only) {
       AddStates(state);
       CKPT_RETURN_IF_ERROR(AddGroups(common));
     }
-    CKPT_ASSIGN_OR_RETURN(dict_.sizes,
-                          SizesOf(common.Arguments(), options_, candidate_));
+    CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf(common.Arguments(), options_, candidate_));
     dict_.sizes.recorded.erase("vocab");  // not the tokenizer's, whose last ids it may lack
     dict_.sizes.recorded.erase("vocab_size");
     CKPT_ASSIGN_OR_RETURN(Settled settled, Settle(dict_, options_, assembler_));
@@ -125,8 +127,8 @@ Status Reader::CheckLayers(const dcp::StoredState& state, const CommonState& com
     }
     if (fresh && known && stacked->before == "decoder.layers." &&
         count != static_cast<uint64_t>(*known)) {
-      return Refuse("'", tensor.name, "' is of ", count, " layers, but the arguments say num_layers ",
-                    *known);
+      return Refuse("'", tensor.name, "' is of ", count,
+                    " layers, but the arguments say num_layers ", *known);
     }
   }
   return {};
@@ -167,8 +169,12 @@ Status Reader::AddWeights(const dcp::StoredState& state, const CommonState& comm
     if (one.slice.layer >= 0) shape.erase(shape.begin());
     made_[tensor.name].push_back(dict_.tensors.size());
     slices_.push_back(one.slice);
-    dict_.tensors.push_back({std::move(one.name), tensor.dtype, std::move(shape),
-                             PlaceOf(state, one.slice), {}, !IsFloat(tensor.dtype)});
+    dict_.tensors.push_back({std::move(one.name),
+                             tensor.dtype,
+                             std::move(shape),
+                             PlaceOf(state, one.slice),
+                             {},
+                             !IsFloat(tensor.dtype)});
   }
   for (auto& [key, numbers] : made_) {
     std::ranges::sort(numbers, {}, [&](size_t i) { return slices_[i].layer; });
@@ -184,6 +190,7 @@ void Reader::AddStates(const dcp::StoredState& state) {
   for (size_t t = 0; t < tensors.size(); ++t) {
     const auto key = OptimizerKeyOf(tensors[t].name);
     if (key && !key->kind.empty()) AddState(state, t, *key);
+    if (key && key->kind.empty()) dict_.other_optimizers = true;
   }
 }
 
@@ -191,9 +198,13 @@ void Reader::AddStates(const dcp::StoredState& state) {
 void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKey& key) {
   const dcp::TensorEntry& entry = state.metadata().tensors[t];
   const auto leave_out = [&](std::string_view why, std::string_view remedy) {
+    dict_.other_optimizers = true;  // a tensor without a state may be trained all the same
     LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, StrCat("the key '", entry.name, "'"),
                                    std::string(why), std::string(remedy)});
   };
+  if (std::ranges::find(kOurKinds, key.kind) != std::end(kOurKinds)) {
+    return leave_out("its kind has a name that ckptfs uses for something else", "");
+  }
   const auto of = made_.find(key.tensor);
   if (of == made_.end()) {
     return leave_out("it is a state of a tensor that the model does not have", "");
@@ -207,6 +218,9 @@ void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKe
         "--dist-ckpt-optim-fully-reshardable");
   }
   if (const std::string why = state.WhyNotPlain(t); !why.empty()) return leave_out(why, "");
+  if (!states_.emplace(KindOf(key.kind), key.tensor).second) {
+    return leave_out("another optimizer of the chain has the same state of this tensor", "");
+  }
   for (const size_t i : of->second) {
     StateDict::State added{0, dict_.tensors[i].name, std::string(KindOf(key.kind))};
     added.kinds = StateDict::Kinds::kOurs;
@@ -223,7 +237,8 @@ void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& c
     return key && key->kind.empty();
   };
   const auto named = [&](const auto& all) {
-    const auto found = std::ranges::find_if(all, [&](const auto& one) { return is_bucket(one.name); });
+    const auto found =
+        std::ranges::find_if(all, [&](const auto& one) { return is_bucket(one.name); });
     return found == all.end() ? std::string() : found->name;
   };
   std::string name = named(state.metadata().tensors);
@@ -231,8 +246,7 @@ void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& c
   if (name.empty()) return;
   const std::string form = common.OptimizerForm();
   LeaveOut(assembler_.header(),
-           {LeftOutPart::kOptimizer,
-            StrCat("the optimizer's states ('", name, "', ...)"),
+           {LeftOutPart::kOptimizer, StrCat("the optimizer's states ('", name, "', ...)"),
             StrCat("they lie in buckets of the ranks that saved them",
                    form.empty() ? "" : StrCat(" (", form, ")"),
                    ", whose order of parameters the directory does not say"),
@@ -341,8 +355,7 @@ Status Reader::AddDocuments(const CommonState& common) {
   for (const auto& [key, value] : common.root().Items()) {
     const auto name = key.String();
     if (!name || *name == "optimizer") continue;
-    auto document =
-        MakeDocument(StrCat("client/", *name), "", value, common.file(), common.blob());
+    auto document = MakeDocument(StrCat("client/", *name), "", value, common.file(), common.blob());
     if (!document) {
       const ErrorCode code = document.error().code;
       if (code != ErrorCode::kInvalid && code != ErrorCode::kUnsupported) {
@@ -359,7 +372,17 @@ Status Reader::AddDocuments(const CommonState& common) {
 
 void Reader::CarryConfigOf(const CommonState& common) {
   MadeConfig made = ConfigOfArguments(common.root()["args"], dict_.tensors);
-  if (!made.json.empty()) return CarryConfig(assembler_, std::move(made.json));
+  if (!made.json.empty()) {
+    PickleBuilder builder;
+    const NodeId root = builder.Bool(true);
+    auto pickle = PrintPickle(std::move(builder).Finish(root));
+    CKPT_CHECK(pickle.has_value());
+    assembler_.header().documents.push_back({.key = std::string(kMadeConfig),
+                                             .scope = "",
+                                             .pickle = *std::move(pickle),
+                                             .tensors = {}});
+    return CarryConfig(assembler_, std::move(made.json));
+  }
   assembler_.header().notes.push_back(
       StrCat("no config.json can be made of the job's arguments: ", made.why,
              "; huggingface/ needs one (`mount --hf-config DIR`)"));

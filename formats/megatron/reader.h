@@ -16,8 +16,11 @@
 #pragma once
 
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
@@ -63,8 +66,10 @@ class Reader {
   const SourceOptions& options_;
   Assembler assembler_;
   StateDict dict_;
-  std::vector<Slice> slices_;                                     // by tensor of the dict
-  std::map<std::string, std::vector<size_t>, std::less<>> made_;  // by stored key: of the dict, by layer
+  std::set<std::pair<std::string, std::string>> states_;  // kind, stored key of the tensor
+  std::vector<Slice> slices_;                             // by tensor of the dict
+  std::map<std::string, std::vector<size_t>, std::less<>>
+      made_;  // by stored key: of the dict, by layer
 };
 
 }  // namespace ckptfs::megatron

@@ -405,9 +405,13 @@ def test_what_the_arguments_do_not_say_is_asked_for(shown, saved, ckptfs, tmp_pa
         config = json.load(f)
     with open(given + '/config.json', 'w', encoding='utf-8') as f:
         json.dump({**config, 'vocab_size': 90}, f)
-    got = load_file(view(ckptfs.mount('--hf-config', given), 'run', 'tp1') + '/huggingface/model.safetensors')
-    want = files_of(plain_of(saved, 'llama')[0], 'llama')
-    assert_same(got, {k: v[:90] if v.shape[0] == 128 else v for k, v in want.items()}, 'cut')
+    ckptfs.adopt(f'{saved}/llama', 'whole')  # its own config is made, and comes behind
+    mount = ckptfs.mount('--hf-config', given)
+    want = {k: v[:90] if v.shape[0] == 128 else v for k, v in files_of(plain_of(saved, 'llama')[0], 'llama').items()}
+    for run in ('run', 'whole'):
+        assert_same(load_file(view(mount, run, 'tp1') + '/huggingface/model.safetensors'), want, run)
+        with open(view(mount, run, 'tp1') + '/huggingface/config.json', encoding='utf-8') as f:
+            assert json.load(f)['vocab_size'] == 90
 
 
 @pytest.mark.parametrize('change', [{'num_attention_heads': 4}, {'kv_channels': 8}, {'apply_layernorm_1p': True},

@@ -74,14 +74,14 @@ TEST(DialectTest, ShapesThatDoNotDivideAreRefused) {
 
 // ---- joins that need sizes, element by element -------------------------------------------
 
-using Index = std::vector<uint64_t>;
-using Elements = std::map<Index, uint64_t>;  // an integer of its own in each
+using Position = std::vector<uint64_t>;
+using Elements = std::map<Position, uint64_t>;  // an integer of its own in each
 
 template <class Visit>
-void ForEachIndex(const Shape& shape, const Visit& visit) {
+void VisitIndexes(const Shape& shape, const Visit& visit) {
   const auto count = ElementCount(shape).value();
   for (uint64_t i = 0; i < count; ++i) {
-    Index index(shape.size());
+    Position index(shape.size());
     uint64_t rest = i;
     for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) index[d] = rest % shape[d];
     visit(index);
@@ -90,13 +90,13 @@ void ForEachIndex(const Shape& shape, const Visit& visit) {
 
 Elements Numbered(const Shape& shape, uint64_t first) {
   Elements out;
-  ForEachIndex(shape, [&](const Index& at) { out.emplace(at, first++); });
+  VisitIndexes(shape, [&](const Position& at) { out.emplace(at, first++); });
   return out;
 }
 
 void Apply(const BoxMap& map, const Elements& from, Elements& to) {
-  ForEachIndex(map.from_extent, [&](const Index& at) {
-    Index source = at, target = map.to_begin;
+  VisitIndexes(map.from_extent, [&](const Position& at) {
+    Position source = at, target = map.to_begin;
     for (size_t d = 0; d < at.size(); ++d) source[d] = map.from_begin[d] + at[d] * map.StepOf(d);
     for (size_t d = 0; d < target.size(); ++d) {
       if (map.axis[d] >= 0) target[d] += at[static_cast<size_t>(map.axis[d])];

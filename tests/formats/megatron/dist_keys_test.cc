@@ -14,9 +14,9 @@ TEST(DistKeysTest, ATensorOfAllLayersHasANameForEach) {
   const auto inside = StackedNameOf("language_model.decoder.layers.a");
   ASSERT_TRUE(inside.has_value());
   EXPECT_EQ(inside->OfLayer(0), "language_model.decoder.layers.0.a");
-  for (const char* other :
-       {"decoder.layers.3.mlp.linear_fc1.weight", "decoder.layers.7", "decoder.layers.",
-        "decoder.final_layernorm.weight", "mydecoder.layers.a", "embedding.word_embeddings.weight"}) {
+  for (const char* other : {"decoder.layers.3.mlp.linear_fc1.weight", "decoder.layers.7",
+                            "decoder.layers.", "decoder.final_layernorm.weight",
+                            "mydecoder.layers.a", "embedding.word_embeddings.weight"}) {
     EXPECT_FALSE(StackedNameOf(other).has_value()) << other;
   }
 }
@@ -30,8 +30,9 @@ TEST(DistKeysTest, AnOptimizersKeySaysStateAndTensorOrIsABucket) {
   ASSERT_TRUE(chained.has_value());
   EXPECT_EQ(chained->chain, "chained_1.");
   EXPECT_EQ(chained->tensor, "b");
-  for (const char* bucket : {"optimizer.distributed.dp_group_idx_0.optimizer", "optimizer.state",
-                             "optimizer.state.exp_avg", "optimizer.state..a", "optimizer.state.a."}) {
+  for (const char* bucket :
+       {"optimizer.distributed.dp_group_idx_0.optimizer", "optimizer.state",
+        "optimizer.state.exp_avg", "optimizer.state..a", "optimizer.state.a."}) {
     const auto key = OptimizerKeyOf(bucket);
     ASSERT_TRUE(key.has_value()) << bucket;
     EXPECT_EQ(key->kind, "") << bucket;

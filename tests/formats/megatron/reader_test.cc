@@ -130,7 +130,8 @@ class MegatronReaderTest : public testing::Test {
 
   Result<StepModel> Read() {
     if (common_) made_.AddObject("common_state/shard_0_1", CommonOf(args_, groups_), kFile);
-    for (const auto& [name, bytes] : made_.files) directory_.Write("run/iter_0000007/" + name, bytes);
+    for (const auto& [name, bytes] : made_.files)
+      directory_.Write("run/iter_0000007/" + name, bytes);
     directory_.Write("run/iter_0000007/.metadata", made_.Metadata());
     directory_.Write("run/iter_0000007/metadata.json", backend_);
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_.path() + "/run"));
@@ -178,8 +179,8 @@ TEST_F(MegatronReaderTest, StacksAreLayersWithStatesGroupsAndSizes) {
   EXPECT_EQ(step->atom(*count).source.inline_bytes[0], 3);
   // Both layers of a chunk that has all: the second lies behind the first.
   const auto norm = [&](int layer) {
-    const auto p = step->FindParameter(
-        StrCat("decoder.layers.", layer, ".self_attention.q_layernorm.weight"));
+    const auto p =
+        step->FindParameter(StrCat("decoder.layers.", layer, ".self_attention.q_layernorm.weight"));
     const Gather& gather = step->atom(*step->FindAtom(*p, "weight")).source.gathers.front();
     return gather.series.front().offset;
   };
@@ -286,6 +287,11 @@ TEST_F(MegatronReaderTest, StatesThatAreNotOfTheirTensorsShapeAreLeftOutAlone) {
   made_.AddTensor("optimizer.state.exp_avg.decoder.final_layernorm.weight", {1, 4}, 1,
                   {{{0, 0}, {1, 4}, kFile}});
   made_.AddTensor("optimizer.state.exp_avg.unknown", {4}, 1, {{{0}, {4}, kFile}});
+  made_.AddTensor(
+      "chained_1.optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.layer_norm_weight", {2, 4},
+      1, {{{0, 0}, {2, 4}, kFile}});
+  made_.AddTensor("optimizer.state.weight.decoder.layers.mlp.linear_fc1.layer_norm_weight", {2, 4},
+                  1, {{{0, 0}, {2, 4}, kFile}});
   made_.AddTensor("optimizer.distributed.dp_group_idx_0.param", {4}, 1, {{{0}, {4}, kFile}});
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
@@ -296,6 +302,9 @@ TEST_F(MegatronReaderTest, StatesThatAreNotOfTheirTensorsShapeAreLeftOutAlone) {
   for (const LeftOut& one : step->left_out) all += LeftOutText(one);
   EXPECT_THAT(all, HasSubstr("cores up to 0.14 flatten"));
   EXPECT_THAT(all, HasSubstr("a tensor that the model does not have"));
+  EXPECT_THAT(all, HasSubstr("another optimizer of the chain has the same state"));
+  EXPECT_THAT(all, HasSubstr("a name that ckptfs uses for something else"));
+  EXPECT_EQ(step->parameter(p).role, Role::kTrainable);  // nobody says that it is frozen
   EXPECT_THAT(all, HasSubstr("--dist-ckpt-optim-fully-reshardable"));
 }
 
