@@ -36,8 +36,8 @@ class RankShardsSource : public Source {
     std::vector<StepCandidate> out;
     CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root->Stat(directory));
     if (itself.kind != EntryKind::kDirectory) return out;
-    CKPT_ASSIGN_OR_RETURN(const bool itself_has, rank_shards::HasFiles(*root, directory));
-    if (itself_has) {
+    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
+    if (rank_shards::HasFiles(entries)) {
       CKPT_RETURN_IF_ERROR(AddModel(root, directory, out));
       return out;
     }
@@ -45,7 +45,6 @@ class RankShardsSource : public Source {
       CKPT_RETURN_IF_ERROR(AddStep(root, directory, out));
       return out;
     }
-    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
     for (const std::string& inner : entries.directories) {
       if (!IsStepName(inner)) continue;
       Status added = AddStep(root, JoinPath(directory, inner), out);
@@ -86,8 +85,8 @@ class RankShardsSource : public Source {
   // A step's directory: its files lie in it, or in a folder for each model.
   static Status AddStep(const RootPointer& root, const std::string& own,
                         std::vector<StepCandidate>& out) {
-    CKPT_ASSIGN_OR_RETURN(const bool has, rank_shards::HasFiles(*root, own));
-    if (has) return Add(root, own, own, ParentPath(own), out);
+    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, own));
+    if (rank_shards::HasFiles(entries)) return Add(root, own, own, ParentPath(own), out);
     CKPT_ASSIGN_OR_RETURN(const auto folders, rank_shards::ModelFolders(*root, own));
     return folders.empty() ? Status()
                            : Add(root, JoinPath(own, folders[0]), own, ParentPath(own), out);

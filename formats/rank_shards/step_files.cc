@@ -11,7 +11,6 @@
 
 #include "core/base/strings.h"
 #include "formats/rank_shards/device_mesh.h"
-#include "formats/tools/step_tree.h"
 
 namespace ckptfs::rank_shards {
 namespace {
@@ -94,8 +93,7 @@ std::string FileName(FileKind kind, uint64_t world, uint64_t rank) {
   return StrCat(kStarts[static_cast<size_t>(kind)], world, kRank, rank, kEnd);
 }
 
-Result<bool> HasFiles(const Root& root, const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, directory));
+bool HasFiles(const StepEntries& entries) {
   return std::ranges::any_of(entries.files, [](const std::string& name) {
     const auto file = ParseName(name);
     return file && file->kind == FileKind::kModel;
@@ -150,9 +148,9 @@ Result<std::vector<std::string>> ModelFolders(const Root& root, const std::strin
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, directory));
   std::vector<std::string> out;
   for (const std::string& name : entries.directories) {
-    const auto has = HasFiles(root, JoinPath(directory, name));
-    if (!has && !IsOutOfReach(has.error())) return Fail(Error(has.error()));
-    if (has && *has) out.push_back(name);
+    const auto inside = ListStepEntries(root, JoinPath(directory, name));
+    if (!inside && !IsOutOfReach(inside.error())) return Fail(Error(inside.error()));
+    if (inside && HasFiles(*inside)) out.push_back(name);
   }
   const auto rank_of = [](const std::string& name) {
     return name == "actor" ? 0 : name == "policy" ? 1 : 2;

@@ -33,6 +33,7 @@
 #include "core/base/result.h"
 #include "core/io/root.h"
 #include "formats/tools/save_order.h"
+#include "formats/tools/step_tree.h"
 
 namespace ckptfs::rank_shards {
 
@@ -51,8 +52,8 @@ struct StepFiles {
   bool flat = false;                   // FSDP1: the optimizer has flat parameters
 };
 
-// True if the directory has a file of a rank's model, by its name.  BLOCKS: on listing.
-Result<bool> HasFiles(const Root& root, const std::string& directory);
+// True if a file of a rank's model is among the entries, by its name.
+bool HasFiles(const StepEntries& entries);
 
 // Nothing if the directory has no file of a rank's model.  BLOCKS: on listing.
 // Without fsdp_config.json the world size is the only one that there is; else the one it says.
