@@ -16,6 +16,36 @@ CudaDevice::Handle HandleOf(const DeviceStream& stream) {
   return reinterpret_cast<CudaDevice::Handle>(stream.handle);
 }
 
+// What each device notes of a moment.  A save has tens of thousands of pieces, mostly of one
+// device.
+struct ByDevice {
+  struct Its {
+    std::vector<DevicePiece> digested, taken;
+    std::vector<CudaDevice::Handle> streams;
+    CudaDevice::Moment moment;
+    void Digest(const MemoryPiece& one) { digested.push_back(PieceOf(one)); }
+    void Take(const MemoryPiece& one) { taken.push_back(PieceOf(one)); }
+    static DevicePiece PieceOf(const MemoryPiece& one) {
+      return {reinterpret_cast<uintptr_t>(one.from), one.bytes};
+    }
+  };
+  Its& Of(int device, size_t most) {
+    if (last != nullptr && last_device == device) return *last;
+    last = &all[last_device = device];
+    last->digested.reserve(most);
+    return *last;
+  }
+  // Streams of devices that note nothing are left out.
+  void Add(const DeviceStream& stream) {
+    const auto its = all.find(stream.device);
+    if (its != all.end()) its->second.streams.push_back(HandleOf(stream));
+  }
+
+  std::map<int, Its> all;  // by ordinal
+  Its* last = nullptr;
+  int last_device = kHost;
+};
+
 // Events behind the copies of several devices.
 class EventMark final : public CopyMark {
  public:
@@ -79,37 +109,27 @@ std::map<int, std::shared_ptr<CudaDevice>> CudaCopier::Devices() {
 Result<DeviceMoment> CudaCopier::TakeMoment(std::span<const MemoryPiece> digested,
                                             std::span<const MemoryPiece> taken,
                                             std::span<const DeviceStream> streams) {
-  struct Its {
-    std::vector<DevicePiece> digested, taken;
-    std::vector<CudaDevice::Handle> streams;
-  };
-  std::map<int, Its> by_device;
-  const auto piece_of = [](const MemoryPiece& piece) {
-    return DevicePiece{reinterpret_cast<uintptr_t>(piece.from), piece.bytes};
-  };
-  for (const MemoryPiece& one : digested) by_device[one.device].digested.push_back(piece_of(one));
-  for (const MemoryPiece& one : taken) by_device[one.device].taken.push_back(piece_of(one));
-  for (const DeviceStream& one : streams) {
-    const auto its = by_device.find(one.device);
-    if (its != by_device.end()) its->second.streams.push_back(HandleOf(one));
-  }
-  std::map<int, CudaDevice::Moment> moments;
+  ByDevice by_device;
+  for (const MemoryPiece& one : digested) by_device.Of(one.device, digested.size()).Digest(one);
+  for (const MemoryPiece& one : taken) by_device.Of(one.device, digested.size()).Take(one);
+  for (const DeviceStream& one : streams) by_device.Add(one);
   DeviceMoment all;
   bool room = true;
-  for (const auto& [ordinal, its] : by_device) {
+  for (auto& [ordinal, its] : by_device.all) {
     if (its.streams.empty()) return Fail(ErrorCode::kUnsupported, "no stream of a device is known");
     CKPT_ASSIGN_OR_RETURN(const auto device, DeviceOf(ordinal));
-    CKPT_ASSIGN_OR_RETURN(CudaDevice::Moment moment,
-                          device->TakeMoment(its.digested, its.taken, its.streams));
-    room = room && (its.taken.empty() || moment.taken != nullptr);
-    all.memory.push_back(moment.memory);
-    moments[ordinal] = std::move(moment);
+    CKPT_ASSIGN_OR_RETURN(its.moment, device->TakeMoment(its.digested, its.taken, its.streams));
+    room = room && (its.taken.empty() || its.moment.taken != nullptr);
+    all.memory.push_back(its.moment.memory);
   }
-  for (const MemoryPiece& one : digested) all.digests.push_back(moments[one.device].digests++);
+  all.digests.reserve(digested.size());
+  for (const MemoryPiece& one : digested) {
+    all.digests.push_back(by_device.Of(one.device, 0).moment.digests++);
+  }
   for (const MemoryPiece& one : taken) {
     if (!room) break;
-    all.taken.push_back(
-        std::exchange(moments[one.device].taken, moments[one.device].taken + one.bytes));
+    const std::byte*& next = by_device.Of(one.device, 0).moment.taken;
+    all.taken.push_back(std::exchange(next, next + one.bytes));
   }
   return all;
 }

@@ -12,9 +12,9 @@ namespace ckptfs {
 namespace {
 
 // Large enough for the bus, small enough that a collective's copies wait for no long one.
-constexpr uint64_t kPieceBytes = uint64_t{8} << 20;
+constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 // Copies of at most so many bytes are packed, where there are so many.
-constexpr uint64_t kSmallCopy = uint64_t{512} << 10;
+constexpr uint64_t kSmallCopy = uint64_t{2} << 20;
 constexpr size_t kLeastPacked = 4;
 constexpr uint64_t kPackBytes = uint64_t{16} << 20;
 constexpr uint64_t kPackRooms = 4;

@@ -54,7 +54,12 @@ Status SaveProof::BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Co
   std::vector<MemoryPiece> memory;
   std::vector<Piece> pieces;
   bool of_devices = true;
-  for (const CopyRun& run : file.Runs(0, file.bytes(), true)) {
+  const std::vector<CopyRun> runs = file.Runs(0, file.bytes(), true);
+  uint64_t most = runs.size() + file.bytes() / chunk_bytes + 1;
+  for (const CopyRun& run : runs) most += run.bytes / kDevicePiece;
+  memory.reserve(most);
+  pieces.reserve(most);
+  for (const CopyRun& run : runs) {
     of_devices = of_devices && run.device != kHost;
     for (uint64_t at = 0; run.device != kHost && at < run.bytes;) {
       const uint64_t begin = run.at + at;

@@ -84,11 +84,13 @@ class SnapshotLink {
   bool HasRoom(uint64_t bytes) const;
   // Gives back chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
-  // Keeps what page-locks the arena for devices, as long as this has it.  REQUIRES: once, before
-  // other threads have the link, or by the one that saves.
-  void KeepPinned(std::unique_ptr<ArenaPinner> pinner) { pinner_ = std::move(pinner); }
+  // Keeps what page-locks the arena for devices, as long as this has it.  REQUIRES: once.
+  void KeepPinned(std::unique_ptr<ArenaPinner> pinner) {
+    kept_pinner_ = std::move(pinner);
+    pinner_ = kept_pinner_.get();
+  }
   // Null: nothing does.
-  ArenaPinner* pinner() const { return pinner_.get(); }
+  ArenaPinner* pinner() const { return pinner_; }
   // Sends a message.  A daemon that does not read for ten seconds is away.  While
   // it is away, a begin fails, and the link sends other messages later.  While it
   // does not read (it is stopped, say), a thread of the link's sends them.
@@ -123,7 +125,8 @@ class SnapshotLink {
   const LinkRequest request_;
   const Descriptor memory_;
   const std::unique_ptr<ArenaWriter> arena_;
-  std::unique_ptr<ArenaPinner> pinner_;  // ends before the arena goes
+  std::unique_ptr<ArenaPinner> kept_pinner_;  // ends before the arena goes
+  std::atomic<ArenaPinner*> pinner_{nullptr};
   const Hear hear_;
   std::atomic<bool> leaving_{false};
   mutable Mutex mutex_;

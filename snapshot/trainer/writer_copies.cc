@@ -21,7 +21,7 @@ using JobPtr = std::shared_ptr<SaveJob>;
 constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
 // Chunks whose copies are under way while others are handed over: a device takes no more than some
 // hundred copies before it holds up whoever gives it another.
-constexpr size_t kAhead = 64;
+constexpr size_t kAhead = 256;
 
 }  // namespace
 

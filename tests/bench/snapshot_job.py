@@ -132,17 +132,12 @@ class PinnedAsyncSave(AsyncSave):
             """torch 2.11 closes a stager when a save is done, and a closed one copies nothing more:
             the next save would fail, or page-lock its memory anew."""
 
-            def close(self, last=False):
-                if last:
-                    super().close()
+            def close(self):
+                """Not before the process ends."""
 
         super().__init__(*args)
         self.stager = KeptStager(StagingOptions())
-
-    def close(self):
-        self.drain()
-        self.stager.close(last=True)
-        super().close()
+        self.stager._state_dict_stager.close = lambda: None
 
     def save(self, step):
         super().save(step)

@@ -168,13 +168,13 @@ TEST_F(CudaCopierTest, WhateverFailsNothingMovesAfterwards) {
     FailAt(at);
     const std::vector streams{Training()};
     std::vector<MemoryCopy> copies{CopyOf(memory, copied, 1)};
-    constexpr size_t kSmall = 1000;
-    copies[0].bytes -= 8 * kSmall;
+    constexpr size_t kSmallBytes = 1000;
+    copies[0].bytes -= 8 * kSmallBytes;
     for (size_t i = 8; i > 0; --i) {
       copies.push_back(CopyOf(memory, copied, 1));
-      copies.back().from += memory.size() - i * kSmall;
-      copies.back().to += memory.size() - i * kSmall;
-      copies.back().bytes = kSmall;
+      copies.back().from += memory.size() - i * kSmallBytes;
+      copies.back().to += memory.size() - i * kSmallBytes;
+      copies.back().bytes = kSmallBytes;
     }
     Status done = copier->Follow(streams);
     if (done) done = copier->Enqueue(copies, Trainer::kWaits);

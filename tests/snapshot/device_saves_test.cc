@@ -320,6 +320,30 @@ TEST_F(DeviceSavesTest, WithoutMemoryOfTheDeviceSmallOnesAreWaitedFor) {
   Synchronize();
 }
 
+// Tensors of 64 KiB that are packed, and as many numbers that are taken.
+TEST_F(DeviceSavesTest, ManySmallTensors) {
+  ReceiverOptions receiver = Options();
+  receiver.memory_bytes = uint64_t{64} << 20;
+  receiver.chunk_bytes = uint64_t{1} << 20;
+  auto started = Receiver::Start(std::move(receiver));
+  ASSERT_TRUE(started) << started.error().message;
+  receiver_ = *std::move(started);
+  const auto writer = WriterOf();
+  std::vector<uint64_t> sizes;
+  for (size_t i = 0; i < 150; ++i) sizes.insert(sizes.end(), {16'384, 1});
+  const RankMemory memory(sizes), twin(sizes);
+  for (uint64_t step = 0; step < 3; ++step) {
+    const std::string truth = twin.Truth(step, 0, 1);
+    ASSERT_TRUE(writer->Save(CaptureOf(memory, step))) << writer->status().last_drop;
+    if (step == 1) writer->WaitBeforeUpdate();
+    ASSERT_TRUE(Hold(*writer));
+    Update(memory, twin);
+    EXPECT_TRUE(writer->WaitDurable(step, kLong)) << writer->status().last_drop;
+    EXPECT_TRUE(KeptOf(step) == truth);
+  }
+  Synchronize();
+}
+
 // Made and page-locked ahead, the arena is there when the first save comes.
 TEST_F(DeviceSavesTest, AnArenaIsMadeBeforeTheFirstSave) {
   Start();
