@@ -196,6 +196,32 @@ SourceSample WriteDcp(const std::string& directory) {
   return {save, tag, {".metadata"}};
 }
 
+SourceSample WriteMegatron(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/iter_0000003");
+  files::create_directories(tag);
+  dcp::DcpMaker made;
+  const std::string first = "__0_0.distcp", second = "__1_0.distcp";
+  made.AddTensor("embedding.word_embeddings.weight", {64, 256}, 1,
+                 {{{0, 0}, {32, 256}, first}, {{32, 0}, {32, 256}, second}});
+  made.AddTensor("decoder.layers.mlp.linear_fc1.weight", {2, 64, 256}, 2,
+                 {{{0, 0, 0}, {1, 64, 256}, first}, {{1, 0, 0}, {1, 64, 256}, second}});
+  PickleBuilder common;
+  const NodeId layers = common.Dict({{common.String("num_layers"), common.Int(2)}});
+  const NodeId arguments =
+      common.Object(common.Global("argparse", "Namespace"), common.Tuple({}), layers);
+  const NodeId state = common.Dict({{common.String("args"), arguments}});
+  made.files["common.pt"] = dcp::ObjectArchive(std::move(common).Finish(state));
+  for (const auto& [name, bytes] : made.files) {
+    std::ofstream(StrCat(tag, "/", name), std::ios::binary) << bytes;
+  }
+  std::ofstream(StrCat(tag, "/.metadata"), std::ios::binary) << made.Metadata();
+  std::ofstream(StrCat(tag, "/metadata.json"))
+      << R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1})";
+  std::ofstream(StrCat(save, "/latest_checkpointed_iteration.txt")) << "3";
+  return {save, tag, {".metadata", "metadata.json"}};
+}
+
 SourceSample WriteFake(const std::string& directory) {
   const std::string save = StrCat(directory, "/run");
   const std::string tag = StrCat(save, "/step4");

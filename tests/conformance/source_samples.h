@@ -30,6 +30,8 @@ SourceSample WriteUniversalWithoutAFolder(const std::string& directory);
 SourceSample WriteHuggingFace(const std::string& directory);  // a Trainer's, in shards
 // Two ranks: a weight cut along dim 0, and a whole one.
 SourceSample WriteDcp(const std::string& directory);
+// torch_dist of two ranks, of a core up to 0.18: layers in one tensor, the job's arguments.
+SourceSample WriteMegatron(const std::string& directory);
 SourceSample WriteFake(const std::string& directory);
 
 }  // namespace ckptfs

@@ -8,6 +8,7 @@
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/huggingface/source.h"
+#include "formats/megatron/source.h"
 #include "formats/rank_shards/source.h"
 #include "formats/registry.h"
 #include "tests/conformance/source_suite.h"
@@ -23,6 +24,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"universal_of_holes", MakeDeepSpeedUniversalSource, WriteUniversalOfHoles},
       {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
       {"dcp_of_two_ranks", MakeDcpSource, WriteDcp},
+      {"megatron_of_two_ranks", MakeMegatronSource, WriteMegatron},
       {"rank_shards_golden", MakeRankShardsSource, WriteRankShards},
       {"fake", [] { return std::make_unique<FakeSource>(); }, WriteFake},
   };
