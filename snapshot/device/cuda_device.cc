@@ -399,11 +399,11 @@ Status CudaDevice::Wait(Handle event) const {
 }
 
 Status CudaDevice::Wait() {
-  if (!busy_) return {};
-  CKPT_ASSIGN_OR_RETURN(const auto event, Record());
-  CKPT_RETURN_IF_ERROR(Wait(event.get()));
-  busy_ = false;
-  return {};
+  if (!busy_.exchange(false)) return {};
+  const auto event = Record();
+  Status waited = event ? Wait(event->get()) : Fail(Error(event.error()));
+  if (!waited) busy_ = true;
+  return waited;
 }
 
 void CudaDevice::Quiet() const {

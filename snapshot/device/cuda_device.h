@@ -7,8 +7,7 @@
 // brings them side by side on the device, too, while the ones before are copied, and one copy takes
 // all of them.  That takes kPackRooms times kPackBytes of the device's memory, from the first on.
 //
-// Thread safety: all methods may be called concurrently, but Copy, Record and Wait by one
-// thread at a time.
+// Thread safety: all methods may be called concurrently, but Copy by one thread at a time.
 // Lifetime: the end waits for copies that are under way.
 // Units: bytes.
 

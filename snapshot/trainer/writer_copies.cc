@@ -156,6 +156,7 @@ void SnapshotWriter::State::EndCopies(SaveJob& job) {
     marks.swap(job.marks);
   }
   for (const SaveJob::Begun& one : marks) (void)Caught([&] { return one.mark->Wait(); });
+  (void)Caught([&] { return lazy_copier->Wait(); });  // what an exception left without a mark
 }
 
 // Returns when the next `bytes` may be read; false if the job is over before.

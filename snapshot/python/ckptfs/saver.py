@@ -361,9 +361,10 @@ class Saver:
     def before_step(self) -> None:
         """As before_update, for what this thread gives its current streams from now on alone:
         devices wait for copies out of their memory, and this thread does not."""
-        if os.getpid() != self._pid or self._writer.hold_update(current(self._devices)):
+        if os.getpid() != self._pid:
             return
-        _wait_before_update(self._writer, self._update_limit)
+        if not self._devices or not self._writer.hold_update(current(self._devices)):
+            self.before_update()
 
     def _tell(self) -> None:
         for line in self._writer.take_log():
