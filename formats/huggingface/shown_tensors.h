@@ -38,6 +38,7 @@ struct ShownTensor {
 bool IsHead(std::string_view name);
 
 // kUnsupported for a parameter that no model of transformers has: an adapter's, say.
+// REQUIRES: CheckNames() succeeds.
 Status CheckForeign(const ShownState& shown);
 
 // In model order.  kUnsupported names the parameter that has no such form: one of

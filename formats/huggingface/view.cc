@@ -185,7 +185,8 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(step));
   const ModelFiles& models = ChosenModelFiles(step, own, given_);
   if (models.config() == nullptr) {
-    CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));  // what no config.json would cure
+    // What no config.json would cure; of names that are translated nothing is known.
+    if (shown->CheckNames()) CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));
     return Fail(
         Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
             .Needing("`mount --hf-config DIR` gives one"));
