@@ -119,9 +119,8 @@ def test_a_run_has_its_steps_and_each_has_one_model(jobs, tmp_path):
         mount = program.mount()
         assert sorted(os.listdir(f'{mount}/run/run/step')) == ['global_step_1', STEP]
         first, critic = step_of(mount, 'run', 'global_step_1'), step_of(mount, 'critic')
-        weights = [load_file(f'{one}/view/tp1/rank0/model.safetensors') for one in (first, critic)]
-        assert not differ(*weights)
-        assert sorted(os.listdir(f"{step_of(mount, 'run', STEP)}/source")) == ['actor', 'critic', 'data.pt']
+        assert not differ(*(load_file(f'{one}/view/tp1/rank0/model.safetensors') for one in (first, critic)))
+        assert sorted(os.listdir(f"{step_of(mount, 'run', STEP)}/source/{STEP}")) == ['actor', 'critic', 'data.pt']
     finally:
         program.close()
 
