@@ -37,7 +37,8 @@ bool IsWeight(const Atom& atom) { return atom.kind == "weight" || atom.kind == "
 // Looks patterns up in the family that names most of the tensors that were made.
 class Patterns {
  public:
-  Patterns(const StepModel& step, const NamePlan& plan, const FamilySet& families) {
+  Patterns(const StepModel& step, const NamePlan& plan, const FamilyVariables& sizes,
+           const FamilySet& families) {
     // One tensor of each class: all of a class match alike.
     std::set<std::pair<const MapRule*, uint32_t>> seen;
     std::vector<std::string> names;
@@ -49,7 +50,9 @@ class Patterns {
     }
     const FamilyBelow found = families.ChooseBelow(names);
     if (found.covered == 0) return;
-    auto variables = found.family->Derive(shapes, step.family_sizes);
+    FamilyVariables known = step.family_sizes;
+    known.insert(sizes.begin(), sizes.end());  // names that no family had told none
+    auto variables = found.family->Derive(shapes, known);
     if (!variables) return;  // sizes of another family's
     family_ = found.family;
     below_ = found.below;
@@ -85,9 +88,9 @@ class Patterns {
 // Builds the translated step.
 class Translator {
  public:
-  Translator(const StepModel& from, const NamePlan& plan, const FamilySet& families,
-             Carried carried)
-      : from_(from), plan_(plan), carried_(carried), patterns_(from, plan, families) {
+  Translator(const StepModel& from, const NamePlan& plan, const FamilyVariables& sizes,
+             const FamilySet& families, Carried carried)
+      : from_(from), plan_(plan), carried_(carried), patterns_(from, plan, sizes, families) {
     atoms_of_.resize(from.parameters.size());
     for (uint32_t a = 0; a < from.atoms.size(); ++a) {
       const bool state = !IsWeight(from.atoms[a]) && from.IsOfModel(from.atoms[a]);
@@ -161,6 +164,8 @@ class Translator {
       parameter.source_pattern.reset();
       parameter.stacked_experts = 0;
       patterns_.Set(tensor, parameter);
+    } else if (parameter.pattern.kind == PatternKind::kUnknown && parameter.role != Role::kBuffer) {
+      patterns_.Set(tensor, parameter);  // no family knew the other name
     }
     to_.parameters.push_back(std::move(parameter));
     return {};
@@ -358,9 +363,9 @@ class Translator {
   StepModel to_;
 };
 
-// How many names are those of one side alone.
+// How many names are those of one side alone, and of neither.
 struct SideCount {
-  uint64_t files = 0, modules = 0;
+  uint64_t files = 0, modules = 0, nobodys = 0;
   std::string file, module;  // the first of each
 };
 
@@ -371,6 +376,7 @@ SideCount CountSides(const StepModel& step, std::span<const MapRule* const> rule
     for (const RuleSide& side : SidesOf(rules, NormaliseName(name))) {
       (side.file ? file : module) = true;
     }
+    count.nobodys += !file && !module;
     if (file == module) return;
     if (++(file ? count.files : count.modules) == 1) (file ? count.file : count.module) = name;
   };
@@ -416,7 +422,8 @@ Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
     return out;
   }
   const SideCount count = CountSides(step, rules);
-  out.said.foreign = count.modules > 0;
+  // Another library may call its last norm alike: that name alone tells nothing.
+  out.said.foreign = count.modules > count.nobodys;
   if ((count.files > 0) == (count.modules > 0)) {
     out.said.why =
         count.files == 0
@@ -463,7 +470,7 @@ Result<std::shared_ptr<const StepModel>> Translate(std::shared_ptr<const StepMod
     return Fail(ErrorCode::kUnsupported,
                 StrCat("nothing proves how its tensors are named: ", evidence.said.why));
   }
-  return Translator(*step, evidence.plan, families, carried).Make();
+  return Translator(*step, evidence.plan, kind.sizes, families, carried).Make();
 }
 
 uint64_t HeapBytesOf(const StepModel& step) {

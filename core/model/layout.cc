@@ -43,10 +43,11 @@ struct DialectWord {
   std::string_view name;
   Dialect dialect;
 };
-constexpr std::array<DialectWord, 3> kDialects = {{
+constexpr std::array<DialectWord, 4> kDialects = {{
     {"hf", Dialect::kHf},
     {"hf5", Dialect::kHf5},
     {"mcore", Dialect::kMcore},
+    {"torchtitan", Dialect::kTitan},
 }};
 
 struct KeysToken {
@@ -110,9 +111,10 @@ class Parser {
     for (const DegreeToken& degree : kDegrees) {
       if (word == degree.name) return Degree(degree, token, number);
     }
-    return Refuse(token,
-                  "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
-                  "split3-5 plain pipe hf hf5 nested flat titan accelerate numbered");
+    return Refuse(
+        token,
+        "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
+        "split3-5 plain pipe hf hf5 mcore torchtitan nested flat titan accelerate numbered");
   }
 
   Result<Layout> Finish() {

@@ -9,7 +9,7 @@
 //          | "bf16" | "fp16" | "fp32"
 //          | "split" 1*DIGIT *( "-" 1*DIGIT )
 //          | "plain" | "pipe"
-//          | "hf" | "hf5" | "mcore"
+//          | "hf" | "hf5" | "mcore" | "torchtitan"
 //          | "nested" | "flat" | "titan" | "accelerate" | "numbered"
 //
 // An absent degree is 1, an absent zero 0.  Each token appears at most once.
@@ -40,8 +40,9 @@ enum class Dialect : uint8_t {
   kHf,     // Hugging Face's files: what save_pretrained writes
   kHf5,    // modules of transformers 5
   kMcore,  // GPT models of megatron-core, as dist_checkpointing names their tensors
+  kTitan,  // torchtitan's models; the token "titan" says its keys of a state dict, whatever names
 };
-// The token: "hf", "hf5", "mcore"; "" for kAsSource.
+// The token: "hf", "hf5", "mcore", "torchtitan"; "" for kAsSource.
 std::string_view DialectToken(Dialect dialect);
 
 // Under which keys a state dict of torch.distributed.checkpoint has what; of no

@@ -14,11 +14,12 @@
 
 namespace ckptfs {
 
-// REQUIRES: a dialect that has a table: kHf5, kMcore.
+// REQUIRES: a dialect that has a table: kHf5, kMcore, kTitan.
 Result<DialectTable> ShippedDialect(Dialect dialect);
 
-// hf5.toml and mcore.toml; their sources are generated.
+// hf5.toml, mcore.toml and titan.toml; their sources are generated.
 std::string_view Hf5DialectText();
 std::string_view McoreDialectText();
+std::string_view TitanDialectText();
 
 }  // namespace ckptfs

@@ -85,7 +85,7 @@ Translations::Translations(std::optional<ModelFiles> given, std::vector<Table> t
 
 Result<std::shared_ptr<Translations>> Translations::Make(std::optional<ModelFiles> given) {
   std::vector<Table> tables;
-  for (const Dialect dialect : {Dialect::kHf5, Dialect::kMcore}) {
+  for (const Dialect dialect : {Dialect::kHf5, Dialect::kMcore, Dialect::kTitan}) {
     CKPT_ASSIGN_OR_RETURN(DialectTable table, ShippedDialect(dialect));
     tables.push_back({dialect, std::move(table)});
   }
