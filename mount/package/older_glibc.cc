@@ -117,6 +117,23 @@ const char* strerrordesc_np(int number) {
   return newer != nullptr ? newer(number) : ::strerror(number);
 }
 
+// The names of errors that ours become; nobody knows the others' on an older machine.
+const char* strerrorname_np(int number) {
+  static const auto newer = Newer<const char*(int)>("strerrorname_np");
+  if (newer != nullptr) return newer(number);
+  switch (number) {
+    case EINVAL: return "EINVAL";
+    case ENOENT: return "ENOENT";
+    case EEXIST: return "EEXIST";
+    case EOPNOTSUPP: return "EOPNOTSUPP";
+    case ESTALE: return "ESTALE";
+    case EACCES: return "EACCES";
+    case ENOMEM: return "ENOMEM";
+    case EIO: return "EIO";
+    default: return nullptr;
+  }
+}
+
 // A wait by the time of day, of at most a second: it is of the right length within that even if
 // the time of day jumps.
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,

@@ -12,10 +12,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <initializer_list>
 #include <mutex>
 #include <random>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 extern "C" void* __wrap_dlsym(void*, const char*) { return nullptr; }
 
@@ -95,6 +97,18 @@ TEST(OlderGlibc, AnExceptionFindsItsHandler) {
 TEST(OlderGlibc, SystemCallsAndNumbers) {
   EXPECT_EQ(::gettid(), ::getpid());
   EXPECT_STREQ(::strerrordesc_np(ENOENT), "No such file or directory");
+  for (const auto& [number, name] :
+       std::initializer_list<std::pair<int, const char*>>{{EINVAL, "EINVAL"},
+                                                          {ENOENT, "ENOENT"},
+                                                          {EEXIST, "EEXIST"},
+                                                          {EOPNOTSUPP, "EOPNOTSUPP"},
+                                                          {ESTALE, "ESTALE"},
+                                                          {EACCES, "EACCES"},
+                                                          {ENOMEM, "ENOMEM"},
+                                                          {EIO, "EIO"}}) {
+    EXPECT_STREQ(::strerrorname_np(number), name);
+  }
+  EXPECT_EQ(::strerrorname_np(-1), nullptr);
   const int file = ::dup(STDERR_FILENO);
   EXPECT_EQ(::close_range(static_cast<unsigned>(file), static_cast<unsigned>(file), 0), 0);
   EXPECT_EQ(::fcntl(file, F_GETFD), -1);
