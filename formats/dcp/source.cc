@@ -8,9 +8,7 @@
 #include "core/base/strings.h"
 #include "formats/dcp/reader.h"
 #include "formats/dcp/step_files.h"
-#include "formats/tools/directories.h"
 #include "formats/tools/save_order.h"
-#include "formats/tools/step_names.h"
 #include "formats/tools/step_tree.h"
 
 namespace ckptfs {
@@ -79,13 +77,7 @@ class DcpSource : public Source {
                     const std::string& save, std::vector<StepCandidate>& out) {
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts, dcp::ListParts(*root, directory));
     if (parts.empty()) return {};
-    StepCandidate step;
-    step.root = root;
-    step.directory = directory;
-    step.save = save;
-    step.id = LastComponent(root->PathOf(directory));
-    step.iteration = StepNumber(step.id).value_or(0);
-    CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, directory));
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, StepAt(root, directory, save));
     out.push_back(std::move(step));
     return {};
   }

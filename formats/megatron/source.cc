@@ -7,9 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/megatron/dist_directory.h"
 #include "formats/megatron/reader.h"
-#include "formats/tools/directories.h"
 #include "formats/tools/save_order.h"
-#include "formats/tools/step_names.h"
 #include "formats/tools/step_tree.h"
 
 namespace ckptfs {
@@ -71,13 +69,7 @@ class MegatronSource : public Source {
  private:
   static Status Add(const std::shared_ptr<const Root>& root, const std::string& directory,
                     const std::string& save, std::vector<StepCandidate>& out) {
-    StepCandidate step;
-    step.root = root;
-    step.directory = directory;
-    step.save = save;
-    step.id = LastComponent(root->PathOf(directory));
-    step.iteration = StepNumber(step.id).value_or(0);
-    CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, directory));
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, StepAt(root, directory, save));
     out.push_back(std::move(step));
     return {};
   }

@@ -107,15 +107,11 @@ class RankShardsSource : public Source {
 
   static Status Add(const RootPointer& root, const std::string& directory, const std::string& own,
                     const std::string& save, std::vector<StepCandidate>& out) {
-    StepCandidate step;
-    step.root = root;
-    step.directory = directory;
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, StepAt(root, directory, save));
     step.own = own;
-    step.save = save;
     step.id = NameOf(*root, own);
     const auto number = StepNumber(step.id);
     step.iteration = number ? *number : StepNumber(NameOf(*root, save)).value_or(0);
-    CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, directory));
     CKPT_ASSIGN_OR_RETURN(const int64_t around, NewestEntry(*root, own));
     step.mtime_ns = std::max(step.mtime_ns, around);
     CKPT_ASSIGN_OR_RETURN(const auto tracker, rank_shards::FindTracker(*root, save));

@@ -64,16 +64,22 @@ bool IsOutOfReach(const Error& error) {
          error.code == ErrorCode::kUnsupported;
 }
 
-Result<StepCandidate> ToolStep(const std::shared_ptr<const Root>& root,
-                               const std::string& directory) {
+Result<StepCandidate> StepAt(const std::shared_ptr<const Root>& root, const std::string& directory,
+                             const std::string& save) {
   StepCandidate out;
   out.root = root;
   out.directory = directory;
-  out.own = directory;
-  out.save = ParentPath(directory);
+  out.save = save;
   out.id = LastComponent(root->PathOf(directory));
   out.iteration = StepNumber(out.id).value_or(0);
   CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, directory));
+  return out;
+}
+
+Result<StepCandidate> ToolStep(const std::shared_ptr<const Root>& root,
+                               const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(StepCandidate out, StepAt(root, directory, ParentPath(directory)));
+  out.own = directory;
   return out;
 }
 

@@ -64,6 +64,10 @@ std::string RunOfToolStep(const std::string& directory, std::string_view name);
 // more: nothing of ours, and no reason to refuse what lies beside it.
 bool IsOutOfReach(const Error& error);
 
+// The step whose files lie in a directory, named and numbered as that is, of a run in `save`.
+Result<StepCandidate> StepAt(const std::shared_ptr<const Root>& root, const std::string& directory,
+                             const std::string& save);
+
 // A directory of a training tool that holds all of one step; its run is above it.
 // REQUIRES: `directory` is not the root itself.
 Result<StepCandidate> ToolStep(const std::shared_ptr<const Root>& root,
