@@ -10,7 +10,6 @@ Rank 0 writes what Megatron's own files hold to FOLDER/truth-KIND-N.pt.
 """
 import os
 import sys
-import types
 from dataclasses import dataclass
 
 import torch
@@ -37,34 +36,8 @@ KINDS = {'plain': Kind(tp=2), 'distributed': Kind(tp=2, sharding='fully_resharda
          'experts': Kind(ep=2, sharding='fully_reshardable')}
 
 
-def stand_in_for_cuda():
-    """Answers the few questions that Megatron asks of a GPU."""
-    cuda = torch.cuda
-    cuda.synchronize = cuda.empty_cache = lambda *_, **__: None
-    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
-    cuda.current_device = lambda: 'cpu'
-    cuda.is_initialized = lambda: False
-    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
-    stream = types.SimpleNamespace(synchronize=lambda: None, wait_stream=lambda _: None)
-    cuda.current_stream = cuda.default_stream = lambda *_: stream
-    kind = torch.Tensor.type
-
-    def type_of(tensor, *args, **kwargs):
-        found = kind(tensor, *args, **kwargs)
-        return found.replace('torch.', 'torch.cuda.') if isinstance(found, str) else found
-
-    torch.Tensor.type = type_of
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-    for name in ('zeros', 'ones', 'empty', 'full', 'tensor'):
-        def made(*args, _make=getattr(torch, name), **kwargs):
-            if str(kwargs.get('device', '')).startswith('cuda'):
-                kwargs['device'] = 'cpu'
-            return _make(*args, **kwargs)
-        setattr(torch, name, made)
-
-
-stand_in_for_cuda()
-
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'fixtures', 'megatron'))
+import cuda_stand_in  # noqa: E402,F401  pylint: disable=unused-import,wrong-import-position
 import ckptfs.megatron  # noqa: E402
 import megatron.core.optimizer as optimizers  # noqa: E402
 import megatron.core.optimizer.distrib_optimizer as distrib_optimizer  # noqa: E402

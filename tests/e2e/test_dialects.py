@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import AutoModelForCausalLM
 
 import daemon
+from dcp_reads import read_dcp
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TABLES = os.path.join(HERE, '..', '..', 'formats', 'dialects')
@@ -163,15 +164,6 @@ def as_files(model, tensors, folder):
     twin = type(model)(model.config)
     twin.load_state_dict(tensors)
     return derive_hf5.files_of(twin, folder)
-
-
-def read_dcp(path):
-    """All tensors of a directory that torch.distributed.checkpoint saved, by key."""
-    reader = dcp.FileSystemReader(path)
-    metadata = reader.read_metadata().state_dict_metadata
-    state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, 'size')}
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    return state
 
 
 class Trained:

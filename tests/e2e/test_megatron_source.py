@@ -13,13 +13,13 @@ import shutil
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from transformers import AutoModelForCausalLM
 
 import daemon
+from dcp_reads import read_dcp
 
 LAYERS, HEADS = 4, 8
 # name: (groups, channels, experts of one layer)
@@ -50,7 +50,7 @@ def view(mount, run, layout):
 
 
 def plain_of(saved, name):
-    """What Megatron's own reader finds: weights, and states by our names of their kinds."""
+    """The tensors that Megatron's own reader finds: weights, and states by our names of their kinds."""
     plain = torch.load(f'{saved}/{name}/plain.pt')
     weights = {k: v for k, v in plain.items() if not k.startswith('optimizer.')}
     states = {ours: {k.removeprefix(f'optimizer.state.{kind}.'): v for k, v in plain.items()
@@ -140,7 +140,7 @@ def test_masters_and_moments_are_those_of_the_run(shown, saved, name):
 
 
 def cut(name, tensor, rank, ranks):
-    """What Megatron's rank has of a tensor."""
+    """The part of a tensor that Megatron's rank has."""
     if 'linear_fc1.weight' in name:
         return torch.cat([part.chunk(ranks)[rank] for part in tensor.chunk(2)])
     if 'linear_qkv.' in name and 'layer_norm' not in name or 'word_embeddings' in name or 'output_layer' in name:
@@ -192,15 +192,6 @@ def test_transformers_computes_the_logits_of_the_source(shown, saved, name):
         logits = model(truth['tokens']).logits
     assert torch.allclose(logits, truth['logits'], atol=2e-5, rtol=1e-4), (logits - truth['logits']).abs().max()
     assert truth['logits'].std() > 0.01  # not all alike
-
-
-def read_dcp(path):
-    """All tensors of a directory that torch.distributed.checkpoint saved, by key."""
-    reader = dcp.FileSystemReader(path)
-    metadata = reader.read_metadata().state_dict_metadata
-    state = {k: torch.empty(m.size, dtype=m.properties.dtype) for k, m in metadata.items() if hasattr(m, 'size')}
-    dcp.load(state, storage_reader=reader, no_dist=True)
-    return state
 
 
 @pytest.mark.parametrize('name', ['llama', 'qwen3', 'mixtral'])

@@ -105,7 +105,7 @@ void Apply(const BoxMap& map, const Elements& from, Elements& to) {
   });
 }
 
-// What the rule makes of the files' tensors of these shapes, and that the way back gives them.
+// Joins files' tensors of these shapes by the rule, and expects that the way back gives them.
 Elements Joined(const MapRule& rule, const FamilyVariables& known, const std::vector<Shape>& parts,
                 Shape* shape = nullptr) {
   const RuleSizes sizes = SizesOfRule(rule, known).value();
@@ -133,15 +133,17 @@ Elements Joined(const MapRule& rule, const FamilyVariables& known, const std::ve
   return out;
 }
 
-TEST(DialectTest, GroupsAreEachGroupsQueriesThenItsKeyAndValue) {
-  const MapRule rule = RuleOf(R"(
+constexpr const char* kGroupedQkv = R"(
 to = "qkv"
 from = ["q", "k", "v"]
 join = "groups"
 groups = "kv_heads"
 shares = ["heads / kv_heads", "1", "1"]
 unit = "head_dim"
-)");
+)";
+
+TEST(DialectTest, GroupsAreEachGroupsQueriesThenItsKeyAndValue) {
+  const MapRule rule = RuleOf(kGroupedQkv);
   constexpr uint64_t kHeads = 6, kGroups = 3, kDim = 4, kHidden = 2;
   const FamilyVariables known = {{"heads", kHeads}, {"kv_heads", kGroups}, {"head_dim", kDim}};
   Shape shape;
@@ -229,14 +231,7 @@ stack = "expert"
 }
 
 TEST(DialectTest, SizesThatNobodyTellsOrThatDoNotFitAreRefused) {
-  const MapRule rule = RuleOf(R"(
-to = "qkv"
-from = ["q", "k", "v"]
-join = "groups"
-groups = "kv_heads"
-shares = ["heads / kv_heads", "1", "1"]
-unit = "head_dim"
-)");
+  const MapRule rule = RuleOf(kGroupedQkv);
   const auto missing = SizesOfRule(rule, {{"heads", 4}});
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().code, ErrorCode::kUnsupported);

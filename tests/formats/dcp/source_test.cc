@@ -13,11 +13,11 @@
 #include "core/adopt/scan.h"
 #include "core/blob/safetensors_header.h"
 #include "core/io/file_root.h"
-#include "core/view/source_runs.h"
 #include "formats/dcp/chunk_archives.h"
 #include "formats/dcp/entries.h"
 #include "formats/families/shipped.h"
 #include "tests/formats/dcp/dcp_maker.h"
+#include "tests/support/stored_elements.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/watched_root.h"
 
@@ -53,11 +53,6 @@ DcpMaker Honest() {
   return made;
 }
 
-std::string Bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class DcpSourceTest : public testing::Test {
  protected:
   DcpSourceTest() : source_(MakeDcpSource()), families_(ShippedFamilies().value()) {
@@ -91,25 +86,6 @@ class DcpSourceTest : public testing::Test {
     change(made);
     WriteAll(made);
     return Refusal();
-  }
-
-  // All elements of an atom, by its fragments, out of the files.
-  std::vector<float> Elements(const StepModel& step, std::string_view name, std::string_view kind) {
-    const Atom& atom = step.atom(*step.FindAtom(*step.FindParameter(name), kind));
-    std::vector<float> out(ElementCount(atom.shape).value(), -1);
-    const RunsEnd end = ForEachSourceRun(
-        atom.source.gathers.at(0), WholeTensor(atom.shape), 0, out.size(),
-        [&](const SourceRun& run) {
-          const std::string bytes = Bytes(step.PathOf(step.blob(run.blob)));
-          for (uint64_t i = 0; i < run.count; ++i) {
-            std::memcpy(&out[run.target + i * run.target_stride],
-                        bytes.data() + run.offset + i * run.source_stride * sizeof(float),
-                        sizeof(float));
-          }
-          return true;
-        });
-    EXPECT_EQ(end, RunsEnd::kDone);
-    return out;
   }
 
   TemporaryDirectory directory_;
@@ -149,10 +125,10 @@ TEST_F(DcpSourceTest, TensorsAreWholeWhateverRanksHeld) {
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(step->framework, "dcp");
   EXPECT_EQ(step->iteration, 12u);
-  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(100, 20));
-  EXPECT_EQ(Elements(*step, "b.weight", "weight"), Counted(200, 8));
-  EXPECT_EQ(Elements(*step, "norm", "weight"), Counted(300, 3));
-  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "weight"), Counted(100, 20));
+  EXPECT_EQ(StoredElements(*step, "b.weight", "weight"), Counted(200, 8));
+  EXPECT_EQ(StoredElements(*step, "norm", "weight"), Counted(300, 3));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "exp_avg"), Counted(400, 20));
   // Rows are one local tensor, columns two.
   const auto locals = [&](std::string_view name) {
     return step->atom(*step->FindAtom(*step->FindParameter(name), "weight"))
@@ -237,7 +213,7 @@ TEST_F(DcpSourceTest, AColumnMajorChunkIsReadByItsStrides) {
   WriteAll(made);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "t", "weight"), Counted(0, 6));
+  EXPECT_EQ(StoredElements(*step, "t", "weight"), Counted(0, 6));
 }
 
 // Two weights of a shape and one of its own, whose states have numbers; `name` calls the first.
@@ -264,8 +240,8 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
   options_.parameter_order = {"b", "a"};
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
-  EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
+  EXPECT_EQ(StoredElements(*step, "b", "exp_avg"), Counted(300, 4));
+  EXPECT_EQ(StoredElements(*step, "a", "exp_avg"), Counted(400, 4));
   EXPECT_TRUE(step->left_out.empty());
   EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.state.0.exp_avg", "optim.state.1.exp_avg"}));
   EXPECT_THAT(KeysOf(*step, "nested"), Contains("optim.state.b.exp_avg"));
@@ -282,8 +258,8 @@ TEST_F(DcpSourceTest, ANumberIsNotTheNameThatLooksLikeIt) {
   options_.parameter_order = {"b", "0"};
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
-  EXPECT_EQ(Elements(*step, "0", "exp_avg"), Counted(400, 4));
+  EXPECT_EQ(StoredElements(*step, "b", "exp_avg"), Counted(300, 4));
+  EXPECT_EQ(StoredElements(*step, "0", "exp_avg"), Counted(400, 4));
 }
 
 // PEFT's files leave the adapter's name out, its live parameters have it.
@@ -306,7 +282,8 @@ TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   for (size_t i = 0; i < names.size(); ++i) {
-    EXPECT_EQ(Elements(*step, names[i], "exp_avg"), Counted(static_cast<float>(i) * 10 + 100, 4));
+    EXPECT_EQ(StoredElements(*step, names[i], "exp_avg"),
+              Counted(static_cast<float>(i) * 10 + 100, 4));
   }
   ASSERT_EQ(step->groups.size(), 1u);
   EXPECT_EQ(step->groups[0].parameters.size(), names.size());
@@ -322,7 +299,7 @@ TEST_F(DcpSourceTest, FoldersOfAStepAreItsParts) {
   Write("train/rank0.pt", "its own");
   auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "exp_avg"), Counted(400, 20));
   std::filesystem::remove_all(path_);
   DcpMaker model;
   model.AddTensor("a.weight", {4}, 1, {{{0}, {4}, kFile}}, {"a.weight"});
@@ -336,8 +313,8 @@ TEST_F(DcpSourceTest, FoldersOfAStepAreItsParts) {
   }
   step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(1, 4));
-  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(5, 4));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "weight"), Counted(1, 4));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "exp_avg"), Counted(5, 4));
 }
 
 // transformers saves the model as safetensors and the optimizer by DCP, where the script says.
@@ -356,8 +333,8 @@ TEST_F(DcpSourceTest, AnOptimizerBesideSafetensorsHasTheirNames) {
     Write(folder + ".metadata", made.Metadata());
     const auto step = Read();
     ASSERT_TRUE(step) << folder << ": " << step.error().message;
-    EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(1, 4));
-    EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(5, 4));
+    EXPECT_EQ(StoredElements(*step, "a.weight", "weight"), Counted(1, 4));
+    EXPECT_EQ(StoredElements(*step, "a.weight", "exp_avg"), Counted(5, 4));
   }
   // Weights in the DCP directory are those of its optimizer.
   std::filesystem::remove_all(path_);
@@ -365,7 +342,7 @@ TEST_F(DcpSourceTest, AnOptimizerBesideSafetensorsHasTheirNames) {
   Write("model.safetensors", weights);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(100, 20));
+  EXPECT_EQ(StoredElements(*step, "a.weight", "weight"), Counted(100, 20));
 }
 
 // A job saves over the step while it is read: bytes of one save, or an error.
@@ -413,7 +390,7 @@ TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
   WriteAll(one);
   auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "0.weight", "weight"), Counted(1, 4));
+  EXPECT_EQ(StoredElements(*step, "0.weight", "weight"), Counted(1, 4));
   EXPECT_FALSE(step->FindParameter("best"));
   DcpMaker two;
   add(two, "generator", 1);
@@ -424,7 +401,7 @@ TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
   options_.model = "discriminator";
   step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "0.weight", "weight"), Counted(11, 4));
+  EXPECT_EQ(StoredElements(*step, "0.weight", "weight"), Counted(11, 4));
   options_.model = "critic";
   EXPECT_THAT(Refusal(), HasSubstr("--model critic"));
 }
@@ -441,8 +418,8 @@ TEST_F(DcpSourceTest, ACopyOfTheModelIsAtomsOfItsOwn) {
   WriteAll(made);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(Elements(*step, "ema.a.weight", kBesideKind), Counted(500, 20));
-  EXPECT_EQ(Elements(*step, "ema.b.weight", kBesideKind), Counted(600, 8));
+  EXPECT_EQ(StoredElements(*step, "ema.a.weight", kBesideKind), Counted(500, 20));
+  EXPECT_EQ(StoredElements(*step, "ema.b.weight", kBesideKind), Counted(600, 8));
   EXPECT_EQ(step->parameter(*step->FindParameter("ema.none")).role, Role::kBeside);
   EXPECT_FALSE(step->FindParameter("ema.norm"));  // in one piece and small: in the document alone
   const Document* document = step->FindDocument("client/ema");
@@ -465,8 +442,8 @@ TEST_F(DcpSourceTest, WhatIsNotUnderstoodOfAnOptimizerTakesNothingWithIt) {
     WriteAll(made);
     const auto step = Read();
     ASSERT_TRUE(step) << step.error().message;
-    EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
-    EXPECT_EQ(Elements(*step, key, kBesideKind), Counted(500, 20));
+    EXPECT_EQ(StoredElements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+    EXPECT_EQ(StoredElements(*step, key, kBesideKind), Counted(500, 20));
     EXPECT_THAT(LeftOutOf(*step), Contains(HasSubstr(why)));
     EXPECT_THAT(KeysOf(*step), IsSupersetOf({key, std::string("optim.param_groups.0.lr")}));
   }

@@ -10,9 +10,9 @@
 #include <fstream>
 
 #include "core/adopt/scan.h"
-#include "core/view/source_runs.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
+#include "tests/support/stored_elements.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -22,29 +22,6 @@ namespace files = std::filesystem;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string Bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// All elements of an atom's first copy, by its fragments, out of the files.
-std::vector<float> ElementsOf(const StepModel& step, std::string_view name, std::string_view kind) {
-  const Atom& atom = step.atom(*step.FindAtom(*step.FindParameter(name), kind));
-  std::vector<float> out(ElementCount(atom.shape).value(), -1);
-  const RunsEnd end = ForEachSourceRun(
-      atom.source.gathers.at(0), WholeTensor(atom.shape), 0, out.size(), [&](const SourceRun& run) {
-        const std::string bytes = Bytes(step.PathOf(step.blob(run.blob)));
-        for (uint64_t i = 0; i < run.count; ++i) {
-          std::memcpy(&out[run.target + i * run.target_stride],
-                      bytes.data() + run.offset + i * run.source_stride * sizeof(float),
-                      sizeof(float));
-        }
-        return true;
-      });
-  EXPECT_EQ(end, RunsEnd::kDone);
-  return out;
-}
 
 // Real files (tests/golden/rank_shards/make.py), by the torch that wrote them.
 class RankShardsTest : public testing::TestWithParam<std::string> {
@@ -101,11 +78,11 @@ TEST_P(RankShardsTest, ShardsAreOneTensorAndStatesTheirParameters) {
     for (size_t k = 0; k < sizes.size(); ++k) {
       const auto first = static_cast<float>(1000 * k);
       const auto& [name, count] = sizes[k];
-      EXPECT_EQ(ElementsOf(step, name, "weight"), Counted(first, count));
-      EXPECT_EQ(ElementsOf(step, name, "exp_avg"), Counted(first + 0.5f, count));
-      EXPECT_EQ(ElementsOf(step, name, "exp_avg_sq"), Counted(first + 0.25f, count));
+      EXPECT_EQ(StoredElements(step, name, "weight"), Counted(first, count));
+      EXPECT_EQ(StoredElements(step, name, "exp_avg"), Counted(first + 0.5f, count));
+      EXPECT_EQ(StoredElements(step, name, "exp_avg_sq"), Counted(first + 0.25f, count));
     }
-    EXPECT_EQ(ElementsOf(step, "seen", "weight"), (std::vector<float>{1, 2}));
+    EXPECT_EQ(StoredElements(step, "seen", "weight"), (std::vector<float>{1, 2}));
     const auto seen = *step.FindParameter("seen");
     EXPECT_NE(step.parameter(seen).role, Role::kTrainable);
     EXPECT_EQ(step.atom(*step.FindAtom(seen, "weight")).source.gathers.size(), 2u);
@@ -122,10 +99,10 @@ TEST(RankShardsOfAMesh, TensorParallelismAndFsdp2AreUndone) {
                                   MakeSources(), options);
     ASSERT_TRUE(read) << read.error().message;
     const StepModel& step = read->steps.at(0).model;
-    EXPECT_EQ(ElementsOf(step, "embed.weight", "weight"), Counted(0, 28)) << torch;
-    EXPECT_EQ(ElementsOf(step, "body.weight", "weight"), Counted(1000, 32)) << torch;
-    EXPECT_EQ(ElementsOf(step, "head.weight", "weight"), Counted(2000, 32)) << torch;
-    EXPECT_EQ(ElementsOf(step, "head.weight", "exp_avg"), Counted(2000.5f, 32)) << torch;
+    EXPECT_EQ(StoredElements(step, "embed.weight", "weight"), Counted(0, 28)) << torch;
+    EXPECT_EQ(StoredElements(step, "body.weight", "weight"), Counted(1000, 32)) << torch;
+    EXPECT_EQ(StoredElements(step, "head.weight", "weight"), Counted(2000, 32)) << torch;
+    EXPECT_EQ(StoredElements(step, "head.weight", "exp_avg"), Counted(2000.5f, 32)) << torch;
     // Each tensor-parallel rank has all of the embedding, and a part of the body.
     const auto copies = [&](std::string_view name) {
       const auto atom = *step.FindAtom(*step.FindParameter(name), "weight");
@@ -164,7 +141,7 @@ TEST_P(RankShardsTest, WithoutAConfigShapesTellTheOptimizer) {
   files::remove(actor_ + "/fsdp_config.json");
   const auto read = Ingest(actor_);
   ASSERT_TRUE(read) << read.error().message;
-  EXPECT_EQ(ElementsOf(read->steps[0].model, "head.weight", "exp_avg"), Counted(2000.5f, 12));
+  EXPECT_EQ(StoredElements(read->steps[0].model, "head.weight", "exp_avg"), Counted(2000.5f, 12));
 }
 
 TEST_P(RankShardsTest, TheFirstModelIsTheStepsAndOthersAreNamed) {
