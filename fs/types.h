@@ -71,7 +71,7 @@ enum class ServingMode : uint8_t { kStream = 0, kMaterialise = 1, kDirect = 2 };
 inline constexpr size_t kServingModes = 3;
 std::string_view ServingModeName(ServingMode mode);
 
-// What a status tells.
+// How much a status tells.
 enum class StatusDepth {
   kAll,
   kCounters,  // nothing that waits for a source's disk

@@ -59,8 +59,8 @@ struct MapRule {
   std::optional<NameTemplate> to;  // always there
   std::vector<NameTemplate> from;
   std::optional<uint32_t> dim;  // of `to` without its stack; nothing: `from` is one name
-  // Of the join; empty: one group, equal shares.  `unit` is how many elements along the dimension
-  // a share of one is in a group; it is compared where it is known.
+  // The sizes of the join; empty: one group, equal shares.  `unit` is how many elements along the
+  // dimension a share of one is in a group; it is compared where it is known.
   std::optional<Expression> groups;
   std::vector<Expression> shares;  // of `from`
   std::optional<Expression> unit;

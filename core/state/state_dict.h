@@ -73,7 +73,7 @@ struct StateDict {
     PlaceParts place;               // null: it is not stored; it is its master, cast
     std::optional<Role> role = {};  // as the format says it
     bool packed = false;            // rules speak of numbers: they do not cut it
-    // Of tensor-parallel ranks: the shape of each one's part.
+    // The shape of each tensor-parallel rank's part.
     std::vector<Shape> ranks = {};
     std::vector<uint32_t> stages = {};  // of a pipeline, which held it; empty: all, or nobody knows
     // As the format says it, where no rule does.

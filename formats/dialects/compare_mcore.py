@@ -50,7 +50,7 @@ def size(expression):
 
 
 def parts_of(rule, tensor):
-    """What the rule makes of a tensor of the dialect without its stack."""
+    """The tensors that the rule makes of one of the dialect without its stack."""
     join = rule.get('join', 'whole')
     if join == 'whole':
         return [tensor]

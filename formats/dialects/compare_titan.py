@@ -62,7 +62,7 @@ def adapters():
 
 
 def config_of(config):
-    """What an adapter asks of torchtitan's config."""
+    """The fields of torchtitan's config that an adapter asks for."""
     experts = getattr(config, 'num_experts', None) or getattr(config, 'n_routed_experts', None)
     attention = Namespace(n_heads=config.num_attention_heads, n_kv_heads=config.num_key_value_heads, head_dim=config.head_dim,
                           q_lora_rank=getattr(config, 'q_lora_rank', 0) or 0)

@@ -59,8 +59,8 @@ std::string_view OtherWay(const StepModel& step) {
   return "";
 }
 
-// What the step was adopted with, where its family reads sizes off shapes and arguments; its
-// vocabulary is the padded one, which is not a model's own.
+// Adds the sizes that the step was adopted with, where its family reads them off shapes and
+// arguments; its vocabulary is the padded one, which is not a model's own.
 void AddOwnSizes(const StepModel& step, ModelKind& kind) {
   for (const std::string_view name : kSame) {
     const auto own = step.family_sizes.find(std::string(name));

@@ -185,7 +185,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(step));
   const ModelFiles& models = ChosenModelFiles(step, own, given_);
   if (models.config() == nullptr) {
-    // What no config.json would cure; of names that are translated nothing is known.
+    // A config.json would not cure foreign names; of those that are translated nothing is known.
     if (shown->CheckNames()) CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));
     return Fail(
         Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}

@@ -52,7 +52,7 @@ class CommonState {
   std::optional<int64_t> Argument(std::string_view name) const;
   std::optional<uint64_t> Iteration() const;
 
-  // Of all optimizers of a chain; empty where there is none.
+  // The groups of all optimizers of a chain; empty where there is none.
   std::vector<CommonGroup> Groups() const;
   // Counts the steps of all parameters, where the optimizer itself does not (`common_step`).
   std::optional<int64_t> CommonStep() const;

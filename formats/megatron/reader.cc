@@ -27,7 +27,7 @@ constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
 constexpr std::string_view kMaster = "master";
 constexpr std::string_view kOurKinds[] = {"weight", "master", "step"};
 
-// What a module keeps beside its tensors: it counts as one entry, whatever layers have it.
+// A module keeps this beside its tensors: it counts as one entry, whatever layers have it.
 constexpr std::string_view kExtraState = "_extra_state";
 
 std::string_view KindOf(std::string_view stored) {

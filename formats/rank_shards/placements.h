@@ -33,7 +33,7 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// Of a DTensorSpec, one per mesh dim.  kInvalid names what is not understood.
+// Reads those of a DTensorSpec, one per mesh dim.  kInvalid names what is not understood.
 Result<std::vector<Placement>> ReadPlacements(PickleRef spec);
 
 // Tensor dims, each with the mesh dims that cut it, in the order in which they do.
@@ -48,7 +48,8 @@ struct ShardBox {
   std::vector<uint64_t> begin;
   Shape shape;
 };
-// What the place of a mesh holds of a tensor.  A dim of which nothing is left begins at its end.
+// The box of a tensor that a place of the mesh holds.  A dim of which nothing is left begins at its
+// end.
 ShardBox BoxAt(const Shape& whole, const CutOrder& order, const std::vector<uint64_t>& mesh,
                const std::vector<uint64_t>& coordinate);
 

@@ -25,14 +25,14 @@ namespace ckptfs::rank_shards {
 
 class ShardedOptimizer {
  public:
-  // Of ranks 0, 1, ..., of which there is one.  kInvalid: they are not of one save.
+  // Joins those of ranks 0, 1, ..., of which there is one.  kInvalid: they are not of one save.
   static Result<ShardedOptimizer> Make(std::vector<RankOptimizer> by_rank);
 
   // Why the optimizer as a whole says nothing; "" where it does.
   const std::string& why_not() const { return why_not_; }
   const std::vector<LeftOut>& left_out() const { return torch_.left_out; }
 
-  // Of a state that has neither a place nor a number: the reader's answer (StateDict::keep).
+  // The reader's answer (StateDict::keep) for a state that has neither a place nor a number.
   StateDict::Fate FateOf(const StateDict::State& state) const;
 
   // Adds its groups, members and states as those of one of the dict's optimizers.

@@ -65,7 +65,7 @@ Status CheckWhole(const StepFiles& files, std::string_view path, bool weights_on
 // The folders of a step's directory that hold a model each, the step's own first (actor, policy).
 Result<std::vector<std::string>> ModelFolders(const Root& root, const std::string& directory);
 
-// What a tool wrote of its newest step beside the steps.
+// The note of a tool's newest step, which it writes beside the steps.
 struct Tracker {
   FormatOrder format = FormatOrder::kNone;  // whose it is
   std::optional<uint64_t> number;           // as it says

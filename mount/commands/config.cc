@@ -54,7 +54,7 @@ Result<std::vector<std::string>> FilesToCheck(const std::vector<std::string>& gi
   return files;
 }
 
-// What is wrong in the file, a line each.
+// Says the errors of the file, a line each.
 std::vector<std::string> ErrorsOf(const std::string& path, std::string& about) {
   const auto text = ReadConfigText(path);
   if (!text) return {text.error().message};

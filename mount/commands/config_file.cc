@@ -31,7 +31,7 @@ std::string LineError(const std::string& path, const toml::node& node, std::stri
   return StrCat(path, ":", node.source().begin.line, ": ", rule);
 }
 
-// What is wrong in a file, in the order of its lines.
+// The errors of a file, in the order of its lines.
 class ConfigErrors {
  public:
   explicit ConfigErrors(const std::string& path) : path_(path) {}
@@ -227,7 +227,7 @@ namespace {
 
 std::string NameOf(const CommandOption& option) { return option.name.substr(2); }
 
-// What the keys of the command's table would set.
+// Finds the option that each key of the command's table would set.
 std::vector<ConfigItem> ItemsOf(const toml::table& table, Command& command, ConfigErrors& errors) {
   std::vector<ConfigItem> items;
   for (const auto& [key, node] : table) {

@@ -7,7 +7,7 @@
 //   (Command::file_options) value  = true (a flag; false: it is not given) | text or a whole number
 //   | a list of these
 //
-// What the command line says, a file does not change.  Paths are absolute: a file has no working
+// A file does not change what the command line says.  Paths are absolute: a file has no working
 // directory.  It is untrusted text of at most kConfigBytes, and believed only if nobody but its
 // owner, who is root or this user, may write it.
 //

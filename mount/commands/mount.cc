@@ -38,7 +38,7 @@ struct MountFlags {
   std::string log_format;
   bool foreground = false;
   std::string config;
-  // What a file says in the place of the paths:
+  // A file says these in the place of the paths:
   std::string file_mountpoint;
   std::vector<std::string> file_checkpoints;
 };

@@ -295,7 +295,7 @@ void PrintMount(const Json& mount, bool verbose) {
   fmt::print("{}", SnapshotsText(status["snapshots"]));
 }
 
-// What the mounts say, and which of them are gone, for Prometheus.
+// Writes for Prometheus what the mounts say, and which of them are gone.
 std::string MetricsOf(const LiveScope& scope, const std::vector<LiveMount>& alive,
                       const std::vector<DaemonFacts>& records) {
   std::vector<MetricsSource> sources;

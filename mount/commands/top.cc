@@ -48,7 +48,7 @@ Result<std::chrono::milliseconds> ParseInterval(const std::string& text) {
               StrCat("'", text, "' is not a number of seconds from 0.1 to 3600"));
 }
 
-// What each daemon says now; those that do not answer are left out, and told.
+// Asks each daemon; those that do not answer are left out, and told.
 std::vector<TopSample> AskAll(const std::vector<LiveMount>& mounts,
                               std::vector<std::string>& silent) {
   std::vector<TopSample> samples;

@@ -37,7 +37,7 @@ constexpr TopRate kTopRates[] = {
     {"peer_received_bytes", "/snapshots/peers/received_bytes"},
 };
 
-// What is told as it is.
+// Parts of a status that are told as they are.
 constexpr const char* kTopFacts[] = {"view",         "open_files",   "materialised", "process",
                                      "listed_bytes", "loaded_bytes", "loaded_steps", "views",
                                      "plans",        "following",    "snapshots",    "runs",

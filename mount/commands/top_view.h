@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `ckptfs top` shows: how fast the counters of a daemon grew between two answers, and what is
-// now.  One JSON object per daemon is the whole account; the text is made of it.
+// The account of `ckptfs top`: how fast the counters of a daemon grew between two answers, and what
+// is now.  One JSON object per daemon is the whole account; the text is made of it.
 //
 // Thread safety: pure functions.
 // Units: bytes, seconds; rates are a second's.

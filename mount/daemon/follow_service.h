@@ -32,7 +32,7 @@ struct FollowStatus {
   size_t adopted = 0;
   uint64_t adopted_total = 0;  // those that were withdrawn later, too
   uint64_t withdrawn_total = 0;
-  // Of the step that was adopted last: the time, and how long ago its files had changed then.
+  // When the last step was adopted, and how long ago its files had changed then.
   int64_t last_adopted_ns = 0;  // 0: none was
   double lag_seconds = 0;
   double look_seconds = 0;     // of all looks

@@ -407,7 +407,7 @@ DaemonStatus StatusOf(const Daemon& daemon) {
   return status;
 }
 
-// What a change of the configuration file changes at once.
+// Names what a change of the configuration file changes at once.
 void MakeConfiguration(const MountRequest& request, Daemon& daemon) {
   daemon.configuration = std::make_unique<Configuration>(request.configuration);
   AllowSharedChanges(*daemon.configuration,

@@ -60,7 +60,7 @@ Result<int> MountPrivileged(const SessionOptions& options) {
   return Fail(ErrnoError(errno, StrCat("mounting at ", options.mountpoint)));
 }
 
-// What a container lacks, and what there is without it; the error itself elsewhere.
+// Says what a container lacks, and what there is without it; elsewhere the error itself.
 Error ExplainNoFuse(Error error) {
   std::error_code ignored;
   const bool device = ::access("/dev/fuse", R_OK | W_OK) == 0;

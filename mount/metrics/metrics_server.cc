@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kMetricsStatus = 500;
 
-// What the library has to say goes where the daemon's own lines go.
+// The library's lines go where the daemon's own go.
 int LogOfLibrary(const mg_connection* /*connection*/, const char* message) {
   Log(LogLevel::kWarning, StrCat("--metrics-listen: ", message));
   return 1;  // it is not written anywhere else

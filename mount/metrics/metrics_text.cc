@@ -28,7 +28,7 @@ using MetricLabels = std::vector<ClientMetric::Label>;
 
 constexpr double kNanosecond = 1e-9;
 
-// What a row makes samples of.
+// The part of a status that a row makes samples of.
 enum class Shape {
   kNumber,  // the number at `path`
   kKeys,    // the object at `path`: its keys are the values of the label

@@ -46,8 +46,8 @@ struct MemoryPiece {
   int device = 0;
 };
 
-// What devices note of their memory at one moment: where it is once they have come so far.  A
-// caller may read it after it has waited for copies that followed it.
+// The notes that devices take of their memory at one moment: these are there once the devices have
+// come so far.  A caller may read them after it has waited for copies that followed.
 struct DeviceMoment {
   std::vector<const DeviceDigest*> digests;  // in the order of the pieces
   // Where copies of the pieces that were to be taken are, on their devices, in their order; those

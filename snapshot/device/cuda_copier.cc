@@ -16,7 +16,7 @@ CudaDevice::Handle HandleOf(const DeviceStream& stream) {
   return reinterpret_cast<CudaDevice::Handle>(stream.handle);
 }
 
-// What each device notes of a moment.  A save has tens of thousands of pieces, mostly of one
+// The pieces that each device notes at a moment.  A save has tens of thousands, mostly of one
 // device.
 struct ByDevice {
   struct Its {

@@ -53,7 +53,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
 
   // Makes copies wait for what the stream was given so far.
   Status Follow(Handle stream) const;
-  // What a device has noted, or will have once it comes so far.
+  // The notes of a device, which are there once it comes so far.
   struct Moment {
     const DeviceDigest* digests = nullptr;
     const std::byte* taken = nullptr;  // null: there is no memory for it

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 
-# What pip calls besides build_wheel.
+# pip calls these besides build_wheel.
 from scikit_build_core.build import (build_editable, build_sdist, get_requires_for_build_editable,  # noqa: F401
                                      get_requires_for_build_sdist, prepare_metadata_for_build_editable,
                                      prepare_metadata_for_build_wheel)

@@ -35,7 +35,7 @@ class DescriptorStore {
   // REQUIRES: the name has no ':' nor line end.
   bool Put(std::string_view name, int descriptor) const;
   void Remove(std::string_view name) const;
-  // What waits for a unit of Type=notify is started now.
+  // Lets the manager start what waits for a unit of Type=notify.
   void SayReady() const;
 
  private:

@@ -54,7 +54,7 @@ class SaveProof {
   }
   // Nothing is protected any more.
   void End() { watch_.reset(); }
-  // What devices took when the save was called.
+  // The memory that devices took aside when the save was called.
   const TakenRuns& taken() const { return taken_; }
   // True if all that is copied late lies on devices, and is proved: whoever writes too early costs
   // the save, and the host need not wait for its copies.

@@ -207,7 +207,7 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   }
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   std::string name = job.Changed(false);
-  // What is copied later is compared with its digest, and may be written by then.
+  // Memory that is copied later is compared with its digest, and may be written by then.
   if (name.empty() && job.proof.is_of_devices()) name = job.Changed(true);
   if (!name.empty())
     return Fail(ErrorCode::kStale, StrCat(name,

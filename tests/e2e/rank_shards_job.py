@@ -97,7 +97,7 @@ def weights_of(model, kind):
 
 
 def keep_truth(folder, model, optimizer, kind, rank, ids):
-    """What the live job has now."""
+    """The live job's tensors now."""
     weights = weights_of(model, kind)
     moments = {}
     if not kind.startswith('flat'):

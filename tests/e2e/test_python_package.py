@@ -30,7 +30,7 @@ def pip(*words):
 
 
 def newest_symbol(path):
-    """Of glibc's: (2, 28)."""
+    """The newest version of glibc's symbols that it asks for: (2, 28)."""
     text = subprocess.run(['objdump', '-T', path], check=True, capture_output=True, text=True).stdout
     return max((int(major), int(minor)) for major, minor in re.findall(r'GLIBC_(\d+)\.(\d+)', text))
 

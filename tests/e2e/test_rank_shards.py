@@ -146,7 +146,7 @@ def copy(jobs, tmp_path):
 
 
 def refusal(copy, tmp_path, *extra):
-    """What `adopt` says of it; it must refuse."""
+    """The words in which `adopt` refuses it."""
     program = daemon.Ckptfs(str(tmp_path))
     done = program.adopt(copy.actor, check=False, extra=extra)
     program.close()

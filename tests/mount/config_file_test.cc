@@ -111,7 +111,7 @@ TEST(ConfigFile, NothingIsSetIfSomethingIsWrong) {
 TEST(ConfigFile, TheLineGoesFirst) {
   EXPECT_EQ(Apply("[mount]\nbudget = \"8G\"\nrun = \"a\"\n", {"--budget"}).values,
             (OptionValues{{"run", {"a"}}}));
-  // What it excludes, too.
+  // The line excludes it, too.
   EXPECT_EQ(Apply("[mount]\ncopy = true\n", {"--link"}).values, OptionValues());
   EXPECT_EQ(Apply("[mount]\nlink = true\n", {"--copy"}).values, OptionValues());
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a portable program has of newer glibc's, as on a machine that lacks it: dlsym finds
-// nothing here (--wrap).
+// A portable program's own forms of newer glibc's functions, as on a machine that lacks these:
+// dlsym finds nothing here (--wrap).
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// What the kernel says, past glibc.
+// Asks the kernel, past glibc.
 struct stat ByKernel(const char* path) {
   struct stat info {};
   EXPECT_EQ(::syscall(SYS_newfstatat, AT_FDCWD, path, &info, AT_SYMLINK_NOFOLLOW), 0);

@@ -29,7 +29,7 @@ def test_a_file_mounts(ckptfs, source, tmp_path):
     assert f'config: {file}' in ckptfs.run('status', '--store', ckptfs.store).stdout
     record = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)[0]
     ckptfs.umount(mount)
-    # What the line says goes first, the mount point too, which leaves the checkpoints to the file.
+    # The line goes first, with its mount point, too, which leaves the checkpoints to the file.
     other = ckptfs.mountpoint()
     ckptfs.run('mount', '--config', file, '--mode', 'direct', other)
     assert status_of(ckptfs, other)['mode'] == 'direct' and not is_mounted(mount)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What daemons tell Prometheus, read by its own parser of the text format."""
+"""Metrics of daemons, read by Prometheus' own parser of the text format."""
 import json
 import os
 import re

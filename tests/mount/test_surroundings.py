@@ -91,6 +91,6 @@ def test_where_fuse_is_missing_mount_says_what_a_container_needs(ckptfs, source,
     assert done.returncode != 0 and f'does not have {missing};' in done.stderr, done.stderr
     for word in ('--device /dev/fuse --cap-add SYS_ADMIN', '`ckptfs export`', '`ckptfs read`', 'ckptfs://'):
         assert word in done.stderr
-    # What it names works there.
+    # The commands that it names work there.
     out = os.path.join(ckptfs.folder, 'out')
     assert run('export', '--store', ckptfs.store, source, 'tp1/rank0', out).returncode == 0 and os.listdir(out)

@@ -222,7 +222,7 @@ TEST_F(DeviceSavesTest, WhereADeviceCannotWaitTheHostDoes) {
   EXPECT_TRUE(Hold(*writer));
   EXPECT_TRUE(writer->WaitDurable(0, kLong)) << writer->status().last_drop;
   EXPECT_TRUE(Hold(*writer));  // there is nothing to wait for
-  // Of the host's memory, too: torch's counters are asked when all is copied.
+  // With memory of the host, too, torch's counters are asked when all is copied.
   Capture of_host = memory.Save(1, 0);
   of_host.tensors.front().device = kHost;
   of_host.streams = {Training()};
