@@ -37,7 +37,7 @@ KINDS = {'plain': Kind(tp=2), 'distributed': Kind(tp=2, sharding='fully_resharda
 
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'fixtures', 'megatron'))
-import cuda_stand_in  # noqa: E402,F401  pylint: disable=unused-import,wrong-import-position
+import megatron_ranks  # noqa: E402  pylint: disable=wrong-import-position
 import ckptfs.megatron  # noqa: E402
 import megatron.core.optimizer as optimizers  # noqa: E402
 import megatron.core.optimizer.distrib_optimizer as distrib_optimizer  # noqa: E402
@@ -239,5 +239,5 @@ def main():
     left = sorted(name for name in os.listdir(folder) if 'ckptfs' in name)
     say(f"fallback {left} {dc.load(job.sharded(loading=True), folder)['iteration']}")
     torch.distributed.barrier()
-    os._exit(0)  # gloo's threads take their time
+    megatron_ranks.end()
 
