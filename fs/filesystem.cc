@@ -121,6 +121,11 @@ void Filesystem::Forget(InodeNumber inode, uint64_t count) {
   state_->names.nodes().Forget(inode, count);
 }
 
+Status Filesystem::CheckKnown(InodeNumber inode) {
+  const auto node = state_->names.FindNode(inode);
+  return node ? Status() : Fail(Error(node.error()));
+}
+
 Result<Attributes> Filesystem::GetAttributes(InodeNumber inode, const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kAttributes);
@@ -300,15 +305,8 @@ Result<WarmReport> Filesystem::Warm(std::string_view layout, std::string_view pa
   if (!s.files.MayFill()) {
     return Fail(ErrorCode::kUnsupported, "nothing to warm: files are streamed here");
   }
-  NodePtr node = Resolver::Root(*now);
-  const std::string path = StrCat(step->path().substr(1), "/view/", offer->name, "/", path_prefix);
-  for (size_t begin = 0; begin < path.size();) {
-    const size_t end = std::min(path.find('/', begin), path.size());
-    if (end > begin) {
-      CKPT_ASSIGN_OR_RETURN(node, s.names.FindChild(*now, *node, path.substr(begin, end - begin)));
-    }
-    begin = end + 1;
-  }
+  const std::string path = StrCat(step->path(), "/view/", offer->name, "/", path_prefix);
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.Walk(*now, path));
   WarmReport report;
   CKPT_RETURN_IF_ERROR(s.WarmBelow(*now, *node, report));
   return report;
@@ -351,6 +349,24 @@ void Filesystem::LetGo(std::string_view run, std::string_view id) {
   if (!step) return;
   state_->files.DropPlans(step->record().manifest);
   state_->names.LetGo(step->record().manifest);
+}
+
+Handover Filesystem::HandOver() const {
+  Handover handover;
+  handover.names = state_->names.nodes().All();
+  handover.shown = state_->names.Shown();
+  state_->files.HandOver(handover);
+  return handover;
+}
+
+std::vector<TakenFile> Filesystem::TakeOver(const Handover& handover) {
+  State& s = *state_;
+  if (handover.shown) {
+    const auto shown = s.names.SwitchView(handover.shown->run, handover.shown->id);
+    if (!shown) s.options.Say(StrCat("/view: ", shown.error().message));
+  }
+  for (const KnownName& name : handover.names) s.names.nodes().Restore(name);
+  return s.files.TakeOver(handover, [&](InodeNumber inode) { return s.names.FindNode(inode); });
 }
 
 void Filesystem::EndInvalidation() { state_->names.EndInvalidation(); }

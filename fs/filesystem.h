@@ -22,6 +22,7 @@
 #include "core/base/result.h"
 #include "core/store/step_catalogue.h"
 #include "core/view/lent_bytes.h"
+#include "fs/handover.h"
 #include "fs/types.h"
 
 namespace ckptfs {
@@ -36,6 +37,8 @@ class Filesystem {
   // gives back.
   Result<Attributes> Lookup(InodeNumber parent, std::string_view name, const Caller& caller);
   void Forget(InodeNumber inode, uint64_t count);
+  // kStale if the kernel's name is one of a process that was killed.
+  Status CheckKnown(InodeNumber inode);
   Result<Attributes> GetAttributes(InodeNumber inode, const Caller& caller);
   Result<std::string> ReadLink(InodeNumber inode, const Caller& caller);
 
@@ -95,6 +98,15 @@ class Filesystem {
   // Drops what is only kept at hand of a step for the next caller, so that the step may be
   // removed unless somebody uses it.
   void LetGo(std::string_view run, std::string_view id);
+
+  // What the kernel knows, for the process that serves the mount next.  REQUIRES: no request is
+  // being answered, and none will be.
+  Handover HandOver() const;
+  // Goes on where that process ended; the descriptors of backings are this filesystem's from now
+  // on.  Names that are not what they were are kStale when somebody asks for them, reads of their
+  // open files, too.  Returns the open files.  REQUIRES: no request was answered.
+  // BLOCKS: on making the plans of files that are open.
+  std::vector<TakenFile> TakeOver(const Handover& handover);
 
   // FilesystemOptions::invalidate is called no more.  BLOCKS: on the last call.
   void EndInvalidation();

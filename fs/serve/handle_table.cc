@@ -34,6 +34,23 @@ std::shared_ptr<const OpenHandle> HandleTable::Remove(FileHandle handle) {
   return removed;
 }
 
+std::vector<std::pair<FileHandle, std::shared_ptr<const OpenHandle>>> HandleTable::All() const {
+  std::vector<std::pair<FileHandle, std::shared_ptr<const OpenHandle>>> all;
+  for (const Shard& shard : shards_) {
+    MutexLock lock(shard.mutex);
+    for (const auto& [handle, open] : shard.open) all.emplace_back(FileHandle{handle}, open);
+  }
+  return all;
+}
+
+void HandleTable::Restore(FileHandle handle, OpenHandle open) {
+  auto shared = std::make_shared<const OpenHandle>(std::move(open));
+  Shard& shard = ShardOf(handle);
+  MutexLock lock(shard.mutex);
+  if (!shard.open.emplace(static_cast<uint64_t>(handle), std::move(shared)).second) return;
+  size_.fetch_add(1, std::memory_order_relaxed);
+}
+
 void HandleTable::Replace(FileHandle handle, OpenHandle with) {
   auto shared = std::make_shared<const OpenHandle>(std::move(with));
   Shard& shard = ShardOf(handle);

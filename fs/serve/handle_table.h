@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
@@ -25,7 +26,9 @@ namespace ckptfs {
 
 struct OpenHandle {
   InodeNumber inode{};
-  std::shared_ptr<const PreparedPlan> plan;  // null: `text` is the content
+  // The content: of a plan, or a text; neither: an earlier process knew it, and only `backing`
+  // is left.
+  std::shared_ptr<const PreparedPlan> plan;
   std::shared_ptr<const std::string> text;
   std::shared_ptr<const Backing> backing;  // null: streamed
   Reading reading = Reading::kRandom;
@@ -40,6 +43,12 @@ class HandleTable {
   std::shared_ptr<const OpenHandle> Find(FileHandle handle) const;
   // The handle that was, or null.
   std::shared_ptr<const OpenHandle> Remove(FileHandle handle);
+  // All of them, in no order, and the next handle's number.
+  std::vector<std::pair<FileHandle, std::shared_ptr<const OpenHandle>>> All() const;
+  uint64_t next() const { return next_.load(); }
+  // Opens a handle of an earlier process again.  REQUIRES: StartAt above it, before any Add.
+  void Restore(FileHandle handle, OpenHandle open);
+  void StartAt(uint64_t next) { next_ = next; }
   // Replace what a handle is.
   void Replace(FileHandle handle, OpenHandle with);
   size_t size() const { return size_.load(std::memory_order_relaxed); }

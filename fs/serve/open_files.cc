@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <unordered_map>
 
 #include "core/base/checked_math.h"
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -182,16 +184,20 @@ Result<OpenFile> OpenFiles::OpenText(InodeNumber inode, std::string text) {
 
 Result<size_t> OpenFiles::Read(FileHandle handle, uint64_t offset, std::span<std::byte> out) {
   const auto open = handles_.Find(handle);
-  if (!open) return Fail(ErrorCode::kInvalid, "no such open file");
+  if (!open) return Fail(ErrorCode::kStale, "the process that had the file open is gone");
   if (open->text) return CopyText(*open->text, offset, out);
   const bool filled = open->backing && open->backing->mode() == ServingMode::kMaterialise;
+  if (!open->plan && !filled) {
+    return Fail(ErrorCode::kStale, "the file is not what it was when an earlier process opened it");
+  }
   Result<size_t> count =
       filled ? ReadFilled(open->backing->fd(), offset, out) : Stream(*open, offset, out);
   if (count) {
     counters_.CountServed(open->backing ? open->backing->mode() : ServingMode::kStream, *count);
     return count;
   }
-  Error error = std::move(count).error().WithContext(open->plan->path());
+  Error error = std::move(count).error();
+  if (open->plan) error = std::move(error).WithContext(open->plan->path());
   counters_.CountError(error);
   options_.Say(error.message);
   return Fail(std::move(error));
@@ -213,7 +219,7 @@ Result<size_t> OpenFiles::Stream(const OpenHandle& open, uint64_t offset,
 // after them must not be read after that.
 std::optional<LentBytes> OpenFiles::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
   const auto open = handles_.Find(handle);
-  if (!open || open->text || open->backing) return std::nullopt;
+  if (!open || !open->plan || open->backing) return std::nullopt;
   const uint64_t size = open->plan->plan().size();
   if (offset >= size) return std::nullopt;
   const uint64_t count = std::min(length, size - offset);
@@ -244,7 +250,61 @@ void OpenFiles::LentInVain(FileHandle handle) {
 
 void OpenFiles::Release(FileHandle handle) {
   const auto open = handles_.Remove(handle);
-  if (open && open->plan) live_.Leave(open->inode);
+  if (open && !open->text) live_.Leave(open->inode);
+}
+
+void OpenFiles::HandOver(Handover& handover) const {
+  std::unordered_map<uint64_t, size_t> places;  // of backings, by their tokens
+  for (const auto& [handle, open] : handles_.All()) {
+    KnownFile file;
+    file.handle = handle;
+    file.inode = open->inode;
+    if (open->plan) file.size = open->plan->plan().size();
+    file.streamed = open->streamed->load(std::memory_order_relaxed);
+    if (open->text) file.text = *open->text;
+    if (open->backing && open->backing->fd() >= 0) {
+      const auto [place, fresh] = places.emplace(open->backing->token(), handover.backings.size());
+      if (fresh) handover.backings.push_back({open->backing->mode(), open->backing->fd()});
+      file.backing = place->second;
+    }
+    handover.files.push_back(std::move(file));
+  }
+  handover.next_handle = handles_.next();
+}
+
+std::shared_ptr<const PreparedPlan> OpenFiles::PrepareAgain(const KnownFile& file,
+                                                            const FindNode& find) {
+  const auto node = find(file.inode);
+  auto plan = node ? Prepare(**node) : Fail(Error(node.error()));
+  if (plan && (*plan)->plan().size() == file.size) return *std::move(plan);
+  options_.Say(
+      StrCat("an open file cannot be read any more: ",
+             plan ? StrCat((*plan)->path(), ": its size is another one") : plan.error().message));
+  return nullptr;
+}
+
+std::vector<TakenFile> OpenFiles::TakeOver(const Handover& handover, const FindNode& find) {
+  std::vector<std::shared_ptr<const Backing>> backings;
+  for (const KnownBacking& backing : handover.backings) {
+    backings.push_back(std::make_shared<const Backing>(
+        backing.mode, backing.fd, std::make_shared<const Descriptor>(backing.fd)));
+  }
+  handles_.StartAt(handover.next_handle);
+  std::vector<TakenFile> taken;
+  for (const KnownFile& file : handover.files) {
+    OpenHandle open;
+    open.inode = file.inode;
+    *open.streamed = file.streamed;
+    if (file.text) {
+      open.text = std::make_shared<const std::string>(*file.text);
+    } else {
+      open.plan = PrepareAgain(file, find);
+      open.backing = live_.Join(file.inode, file.backing ? backings[*file.backing] : nullptr);
+    }
+    taken.push_back({file.inode, Describe(file.handle, open)});
+    handles_.Restore(file.handle, std::move(open));
+  }
+  return taken;
 }
 
 Result<OpenFile> OpenFiles::Degrade(FileHandle handle) {

@@ -14,13 +14,16 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/lru.h"
+#include "fs/handover.h"
 #include "fs/serve/counters.h"
 #include "fs/serve/handle_table.h"
 #include "fs/serve/live_opens.h"
@@ -53,6 +56,10 @@ class OpenFiles {
   void Release(FileHandle handle);
   Result<OpenFile> Degrade(FileHandle handle);
   void DisablePassthrough(std::string_view reason);
+  // As Filesystem's, of what is open.  `find`: the node of an inode.
+  void HandOver(Handover& handover) const;
+  using FindNode = std::function<Result<NodePtr>(InodeNumber)>;
+  std::vector<TakenFile> TakeOver(const Handover& handover, const FindNode& find);
   // A caller that has a file open may ask about it, whatever became of its step.
   bool IsOpen(InodeNumber inode) { return live_.Peek(inode).has_value(); }
 
@@ -79,6 +86,8 @@ class OpenFiles {
   Result<std::shared_ptr<const Backing>> MakeBacking(const Node& file, const PreparedPlan& plan,
                                                      std::string* reason);
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
+  // The plan of a file that an earlier process opened; null if the file is not that one now.
+  std::shared_ptr<const PreparedPlan> PrepareAgain(const KnownFile& file, const FindNode& find);
   // As PlanReader's.  Once as many bytes were read as the file has its sources are
   // looked at again: a reader of all of it is told of a change in the middle.
   static Result<size_t> Stream(const OpenHandle& open, uint64_t offset, std::span<std::byte> out);

@@ -17,6 +17,7 @@ namespace {
 
 using Type = ViewEntry::Type;
 constexpr size_t kRecentSteps = 8;
+constexpr uint64_t kMostAttempts = 16;  // to number a path whose number is taken
 constexpr uint64_t kListingBytes = uint64_t{32} << 20;
 // Names that come and go are told to the kernel when they go; a second is for
 // what it is told too late.
@@ -62,11 +63,45 @@ std::shared_ptr<const TreeSnapshot> Namespace::Snapshot() const {
   return snapshot_;
 }
 
-Result<NodePtr> Namespace::FindNode(InodeNumber inode) const {
+Result<NodePtr> Namespace::FindNode(InodeNumber inode) {
   if (inode == kRootInode) return Resolver::Root(*Snapshot());
   NodePtr node = nodes_.Find(inode);
   if (node) return node;
+  if (const auto path = nodes_.PathWithoutNode(inode)) return FindAgain(inode, *path);
   return Fail(ErrorCode::kStale, StrCat("inode ", static_cast<uint64_t>(inode), " is not known"));
+}
+
+Result<NodePtr> Namespace::Walk(const TreeSnapshot& now, std::string_view path) {
+  NodePtr node = Resolver::Root(now);
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    if (end > begin) {
+      CKPT_ASSIGN_OR_RETURN(node, FindChild(now, *node, path.substr(begin, end - begin)));
+    }
+    begin = end + 1;
+  }
+  return node;
+}
+
+Result<NodePtr> Namespace::FindAgain(InodeNumber inode, const std::string& path) {
+  const auto gone = [&] {
+    return Fail(ErrorCode::kStale,
+                StrCat(path, ": it is not what it was when an earlier process served it"));
+  };
+  const auto found = Walk(*Snapshot(), path);
+  if (!found) return found.error().code == ErrorCode::kNotFound ? gone() : found;
+  NodePtr node = *found;
+  // Where two paths have one number the second one got the next free one.
+  const uint64_t seed = node->step ? node->step->inode_seed() : 0;
+  for (uint64_t attempt = 1; node->inode != inode; ++attempt) {
+    if (attempt == kMostAttempts) return gone();
+    if (InodeOf(seed, path, attempt) != inode) continue;
+    Node moved = *node;
+    moved.inode = inode;
+    node = std::make_shared<const Node>(std::move(moved));
+  }
+  nodes_.Settle(node);
+  return node;
 }
 
 NodePtr Namespace::Reference(NodePtr node) {
@@ -262,6 +297,13 @@ std::vector<Namespace::Place> Namespace::EntriesAfter(const Node& directory, con
   std::sort(entries.begin(), entries.end(),
             [](const Place& a, const Place& b) { return a.offset < b.offset; });
   return entries;
+}
+
+std::optional<ShownStep> Namespace::Shown() const {
+  MutexLock lock(snapshot_mutex_);
+  const auto& step = snapshot_->view;
+  if (!step) return std::nullopt;
+  return ShownStep{step->record().run, view_target_.follows() ? "latest" : step->record().id};
 }
 
 Result<std::shared_ptr<StepEntry>> Namespace::SwitchView(std::string_view run,

@@ -12,6 +12,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,10 +38,12 @@ class Namespace {
 
   std::shared_ptr<const TreeSnapshot> Snapshot() const;
   // The node of an inode the kernel knows.
-  Result<NodePtr> FindNode(InodeNumber inode) const;
-  // BLOCKS: on loading a manifest, as the next three.
+  // BLOCKS: on loading a manifest, as the next four.
+  Result<NodePtr> FindNode(InodeNumber inode);
   Result<NodePtr> FindChild(const TreeSnapshot& now, const Node& parent, std::string_view name);
   Result<std::shared_ptr<const Listing>> ListingOf(const TreeSnapshot& now, const Node& directory);
+  // The node that a path of the mount leads to.
+  Result<NodePtr> Walk(const TreeSnapshot& now, std::string_view path);
   Attributes AttributesOf(const Node& node);
   // The kernel knows the node from now on; where it knows too many, it is asked to
   // forget another one.
@@ -61,6 +65,8 @@ class Namespace {
   // Makes the tree one with what the catalogue has news of, and waits until the
   // kernel has been told.
   Status TakeInNews(const StepGone& gone);
+  // What /view shows; its id is "latest" while it follows.
+  std::optional<ShownStep> Shown() const;
   // The step that /view showed before; null if there was none.
   Result<std::shared_ptr<StepEntry>> SwitchView(std::string_view run, std::string_view id);
   // Unloads a step that is only kept for the next caller.
@@ -75,6 +81,8 @@ class Namespace {
   const RecentSteps& recent() const { return recent_; }
 
  private:
+  // The node of a name that the kernel knows from the process that served it before.
+  Result<NodePtr> FindAgain(InodeNumber inode, const std::string& path);
   // The step that /view shows is not to be collected.
   void PinView();
   std::shared_ptr<const StepAccess> AccessOf(StepEntry& step);  // null: it cannot be loaded

@@ -66,9 +66,11 @@ NodePtr NodeTable::Reference(NodePtr node, NodePtr* surplus) {
     auto& shard = const_cast<Shard&>(ShardOf(node->inode));
     MutexLock lock(shard.mutex);
     Known& known = shard.nodes[static_cast<uint64_t>(node->inode)];
-    if (!known.node || SamePlace(*known.node, *node)) {
+    if (known.node ? SamePlace(*known.node, *node)
+                   : known.path.empty() || known.path == node->path) {
       const bool fresh = known.references == 0;
       ++known.references;
+      known.path.clear();
       // The newer node wins: its step entry is the one that is mounted now.
       replaced = std::exchange(known.node, std::move(node));
       NodePtr held = known.node;
@@ -101,6 +103,45 @@ NodePtr NodeTable::Find(InodeNumber inode) const {
   MutexLock lock(shard.mutex);
   const auto found = shard.nodes.find(static_cast<uint64_t>(inode));
   return found == shard.nodes.end() ? nullptr : found->second.node;
+}
+
+std::vector<KnownName> NodeTable::All() const {
+  std::vector<KnownName> all;
+  for (const Shard& shard : shards_) {
+    MutexLock lock(shard.mutex);
+    for (const auto& [inode, known] : shard.nodes) {
+      all.push_back(
+          {InodeNumber{inode}, known.references, known.node ? known.node->path : known.path});
+    }
+  }
+  return all;
+}
+
+void NodeTable::Restore(KnownName name) {
+  auto& shard = const_cast<Shard&>(ShardOf(name.inode));
+  MutexLock lock(shard.mutex);
+  Known& known = shard.nodes[static_cast<uint64_t>(name.inode)];
+  known.path = std::move(name.path);
+  known.references += name.references;
+}
+
+std::optional<std::string> NodeTable::PathWithoutNode(InodeNumber inode) const {
+  const Shard& shard = ShardOf(inode);
+  MutexLock lock(shard.mutex);
+  const auto found = shard.nodes.find(static_cast<uint64_t>(inode));
+  if (found == shard.nodes.end() || found->second.node) return std::nullopt;
+  return found->second.path;
+}
+
+void NodeTable::Settle(NodePtr node) {
+  auto& shard = const_cast<Shard&>(ShardOf(node->inode));
+  MutexLock lock(shard.mutex);
+  const auto found = shard.nodes.find(static_cast<uint64_t>(node->inode));
+  if (found == shard.nodes.end() || found->second.node) return;
+  Known& known = found->second;
+  known.path.clear();
+  known.node = std::move(node);
+  if (Unbounded(*known.node)) Append(shard, known);
 }
 
 size_t NodeTable::size() const {

@@ -14,12 +14,15 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/base/mutex.h"
+#include "fs/handover.h"
 #include "fs/tree/mounted_step.h"
 #include "fs/types.h"
 
@@ -106,10 +109,21 @@ class NodeTable {
   NodePtr Find(InodeNumber inode) const;
   size_t size() const;
 
+  // What the kernel knows, in no order.
+  std::vector<KnownName> All() const;
+  // The kernel knows the name from a process that served it before; its node is found when
+  // somebody asks for it.
+  void Restore(KnownName name);
+  // The path of a restored name without a node; nothing for others.
+  std::optional<std::string> PathWithoutNode(InodeNumber inode) const;
+  // Gives a restored name its node, unless it has one or was forgotten meanwhile.
+  void Settle(NodePtr node);
+
  private:
   static constexpr size_t kShards = 64;
   struct Known {
-    NodePtr node;
+    NodePtr node;      // null: restored, and nobody has asked for it
+    std::string path;  // where it is null
     uint64_t references = 0;
     uint64_t place = 0;  // in the order; 0: not in it
   };

@@ -74,6 +74,7 @@ class ViewTarget {
   Status Switch(const Tree& tree, std::string_view run, std::string_view id);
 
   const std::shared_ptr<StepEntry>& step() const { return shown_; }
+  bool follows() const { return follow_; }
 
  private:
   std::shared_ptr<StepEntry> Choose(const Tree& tree, std::string* reason) const;

@@ -20,6 +20,7 @@
 #include "mount/commands/config_file.h"
 #include "mount/control/step_json.h"
 #include "mount/daemon/daemon.h"
+#include "mount/daemon/mount_handover.h"
 #include "mount/metrics/metrics_server.h"
 #include "mount/options.h"
 #include "mount/printable.h"
@@ -498,8 +499,9 @@ Status ExitWith(int code) {
 }
 
 Status RunService(bool foreground, std::string& log, const ServiceBody& body) {
-  if (foreground) {
-    if (log.empty()) log = "stderr";
+  // An earlier program of this process went into the background, if it was to.
+  if (foreground || IsMountLeft()) {
+    if (foreground && log.empty()) log = "stderr";
     return body([] {
       if (const auto manager = DescriptorStore::Find()) manager->SayReady();
     });
@@ -523,6 +525,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddRecoverCommand(*commands);
   AddSwitchCommand(*commands);
   AddWarmCommand(*commands);
+  AddUpgradeCommand(*commands);
   AddRemoveCommand(*commands);
   AddGcCommand(*commands);
   AddInfoCommand(*commands);

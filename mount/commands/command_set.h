@@ -97,6 +97,8 @@ Status RefuseUsage(std::string_view message);
 // The command as it was given, to be typed again in any directory: what was left out stays so,
 // paths are absolute, the store (absolute) is named, and it goes into the background.
 std::string CommandAgain(const Command& command, const std::string& store);
+// The same for execve, from the command's name on.
+std::vector<std::string> WordsAgain(const Command& command, const std::string& store);
 
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);
@@ -107,6 +109,7 @@ std::string CompletionScript(const CommandSet& commands, const std::string& shel
 // For tests: the whole command line, not run.
 std::unique_ptr<CommandSet> MakeCommandSet();
 
+void AddUpgradeCommand(CommandSet& commands);
 void AddAdoptCommand(CommandSet& commands);
 void AddCompletionsCommand(CommandSet& commands);
 void AddConfigCommand(CommandSet& commands);

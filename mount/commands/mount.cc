@@ -138,6 +138,7 @@ Status RunMount(const MountFlags& options, const Command& command) {
   if (PathsOf(options).empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
   request.again = CommandAgain(command, request.store);
+  request.words = WordsAgain(command, request.store);
   request.configuration = ConfigurationOf(command);
   return RunService(options.foreground, request.log,
                     [&](const auto& ready) { return RunMount(request, ready); });

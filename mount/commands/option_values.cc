@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
+#include "mount/fuse/mount_table.h"
 #include "mount/options.h"
 #include "mount/shell_words.h"
 
@@ -21,7 +22,10 @@ std::string AbsoluteValue(const CommandOption& option, const std::string& value)
   const size_t begin = option.value == "FROM=TO" ? value.find('=') + 1 : 0;
   const bool path =
       begin != 0 || option.value == "DIR" || option.value == "PATH" || option.positional();
-  const auto absolute = path ? AbsolutePath(value.substr(begin)) : Result<std::string>(value);
+  // A mount is not looked into: nobody may be serving it yet.
+  const auto absolute = option.positional() ? MountpointPath(value)
+                        : path              ? AbsolutePath(value.substr(begin))
+                                            : Result<std::string>(value);
   return absolute ? value.substr(0, begin) + *absolute : value;
 }
 
@@ -43,24 +47,27 @@ std::vector<std::string> GivenValues(const CommandOption& option) {
 
 }  // namespace
 
-std::string CommandAgain(const Command& command, const std::string& store) {
-  std::string words = StrCat("ckptfs ", command.name, " --store ", ShellWord(store)), places;
-  if (!command.config.empty()) words += StrCat(" --config ", ShellWord(command.config));
+std::vector<std::string> WordsAgain(const Command& command, const std::string& store) {
+  std::vector<std::string> words = {command.name, "--store", store}, places;
+  if (!command.config.empty()) words.insert(words.end(), {"--config", command.config});
   for (const CommandOption& option : command.options) {
     if (option.name == "--store" || option.name == "--foreground" || option.name == "--config")
       continue;
     if (command.from_file.contains(option.name)) continue;  // the file says it, then as well
     for (const std::string& value : GivenValues(option)) {
-      const std::string word =
-          value.empty() ? "" : StrCat(" ", ShellWord(AbsoluteValue(option, value)));
-      if (option.positional()) {
-        places += word;
-      } else {
-        words += StrCat(" ", option.name, word);
-      }
+      if (!option.positional()) words.push_back(option.name);
+      if (value.empty()) continue;
+      (option.positional() ? places : words).push_back(AbsoluteValue(option, value));
     }
   }
-  return words + places;
+  words.insert(words.end(), places.begin(), places.end());
+  return words;
+}
+
+std::string CommandAgain(const Command& command, const std::string& store) {
+  std::string line = "ckptfs";
+  for (const std::string& word : WordsAgain(command, store)) line += StrCat(" ", ShellWord(word));
+  return line;
 }
 
 ConfigurationRequest ConfigurationOf(const Command& command) {

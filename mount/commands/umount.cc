@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -63,20 +62,15 @@ std::string StillServed(const std::string& device) {
                 one ? "it until it ends" : "them until they end");
 }
 
-bool HasEnded(const Descriptor& daemon, int milliseconds) {
-  pollfd event{daemon.get(), POLLIN, 0};
-  return ::poll(&event, 1, milliseconds) == 1;
-}
-
 // The daemon writes its last words and frees its memory after the unmount.
 Status WaitForDaemon(const Descriptor& daemon, const MountEntry& mount) {
-  if (!daemon.valid() || HasEnded(daemon, kSoonMilliseconds)) return {};
+  if (!daemon.valid() || EndsWithin(daemon, kSoonMilliseconds)) return {};
   if (const std::string why = StillServed(mount.device); !why.empty()) {
     fmt::print(stderr, "ckptfs: {}: unmounted here; {}\n", Printable(mount.mountpoint),
                Printable(why));
     return {};
   }
-  if (HasEnded(daemon, kEndMilliseconds)) return {};
+  if (EndsWithin(daemon, kEndMilliseconds)) return {};
   return Fail(ErrorCode::kExists,
               "unmounted, but the daemon has not ended after 30 s; none of the processes that this "
               "user may look at has the mount in a namespace of its own (root sees all)");

@@ -61,9 +61,13 @@ Descriptor NewSocket(Patience patience) {
 std::optional<LiveMount> Greet(const std::string& path, Patience patience) {
   const auto hello = Ask(NewSocket(patience), path, Json{{"op", "hello"}});
   if (!hello || !hello->is_object()) return std::nullopt;
-  return LiveMount{path, BytesOfUtf8(hello->value("store", "")),
-                   BytesOfUtf8(hello->value("mountpoint", "")), hello->value("pid", 0),
-                   BytesOfUtf8(hello->value("hf_config", ""))};
+  return LiveMount{path,
+                   BytesOfUtf8(hello->value("store", "")),
+                   BytesOfUtf8(hello->value("mountpoint", "")),
+                   hello->value("pid", 0),
+                   BytesOfUtf8(hello->value("hf_config", "")),
+                   hello->value("version", ""),
+                   hello->value("generation", uint64_t{0})};
 }
 
 }  // namespace

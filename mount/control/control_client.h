@@ -29,6 +29,8 @@ struct LiveMount {
   std::string mountpoint;
   pid_t pid = 0;
   std::string hf_config = {};  // the directory of its --hf-config; empty without it
+  std::string version = {};    // of its program; empty: one that does not say
+  uint64_t generation = 0;     // how many programs served the mount before
 };
 
 // How long to wait for an answer; 0: for ever.

@@ -53,14 +53,12 @@ Json ShownJson(const std::optional<ShownStep>& step) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
-                                                            std::string mountpoint,
-                                                            DaemonStatus status,
-                                                            StepCatalogue* catalogue,
-                                                            std::string hf_config, Reload reload) {
-  std::unique_ptr<ControlServer> server(new ControlServer(std::move(store), std::move(mountpoint),
-                                                          std::move(status), catalogue,
-                                                          std::move(hf_config), std::move(reload)));
+Result<std::unique_ptr<ControlServer>> ControlServer::Start(
+    std::string store, std::string mountpoint, DaemonStatus status, StepCatalogue* catalogue,
+    std::string hf_config, Hooks hooks, uint64_t generation) {
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(std::move(store), std::move(mountpoint), std::move(status), catalogue,
+                        std::move(hf_config), std::move(hooks), generation));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -154,16 +152,26 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
     return Success(Json{{"store", Utf8OfBytes(store_)},
                         {"mountpoint", Utf8OfBytes(mountpoint_)},
                         {"pid", ::getpid()},
-                        {"hf_config", Utf8OfBytes(hf_config_)}});
+                        {"hf_config", Utf8OfBytes(hf_config_)},
+                        {"version", CKPTFS_VERSION},
+                        {"generation", generation_}});
   }
   if (operation == "status") {
     const bool counters = Text(request, "depth") == "counters";
     return Success(status_.Render(counters ? StatusDepth::kCounters : StatusDepth::kAll));
   }
   if (operation == "reload") {
-    if (!reload_) return Refusal(Error{ErrorCode::kUnsupported, "it has no configuration"});
-    const auto done = reload_();
+    if (!hooks_.reload) return Refusal(Error{ErrorCode::kUnsupported, "it has no configuration"});
+    const auto done = hooks_.reload();
     return done ? Success(*done) : Refusal(done.error());
+  }
+  if (operation == "upgrade") {
+    if (!hooks_.upgrade) {
+      return Refusal(Error{ErrorCode::kUnsupported,
+                           "a daemon without a mount: start it again, ranks tell the next one"});
+    }
+    const Status begun = hooks_.upgrade(Text(request, "program"));
+    return begun ? Success(nullptr) : Refusal(begun.error());
   }
   if (operation == "read") {
     const Status begun = BeginReading(request, connection);

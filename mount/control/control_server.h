@@ -27,31 +27,38 @@ namespace ckptfs {
 
 class ControlServer {
  public:
-  // Reads the daemon's configuration file again, and says what became of it.
-  using Reload = std::function<Result<nlohmann::json>()>;
+  // What a daemon does with itself when it is asked; each may be empty.
+  struct Hooks {
+    // Reads the daemon's configuration file again, and says what became of it.
+    std::function<Result<nlohmann::json>()> reload;
+    // Has another program take this one's place, soon after the answer.
+    std::function<Status(const std::string& program)> upgrade;
+  };
   // A socket left by a dead daemon of the same mount point is replaced.  Without a
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
   // `status`: what it says of itself; its filesystem is the one that requests are for.
   // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
   // `hf_config`: the directory of --hf-config, empty without it.
+  // `generation`: how many programs served the mount before.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
                                                       DaemonStatus status,
                                                       StepCatalogue* catalogue = nullptr,
-                                                      std::string hf_config = {},
-                                                      Reload reload = {});
+                                                      std::string hf_config = {}, Hooks hooks = {},
+                                                      uint64_t generation = 0);
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
   ControlServer(std::string store, std::string mountpoint, DaemonStatus status,
-                StepCatalogue* catalogue, std::string hf_config, Reload reload)
+                StepCatalogue* catalogue, std::string hf_config, Hooks hooks, uint64_t generation)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(status.filesystem),
         status_(std::move(status)),
         hf_config_(std::move(hf_config)),
-        reload_(std::move(reload)),
+        hooks_(std::move(hooks)),
+        generation_(generation),
         readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
   void Accept();
@@ -66,7 +73,8 @@ class ControlServer {
   Filesystem* const filesystem_;
   const DaemonStatus status_;
   const std::string hf_config_;
-  const Reload reload_;
+  const Hooks hooks_;
+  const uint64_t generation_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay

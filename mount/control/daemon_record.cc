@@ -3,6 +3,7 @@
 #include "mount/control/daemon_record.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -141,6 +142,11 @@ std::vector<DaemonFacts> FindDaemonRecords(std::string_view store) {
 }
 
 // A pid is used again, but not by a process that began at the same moment.
+bool EndsWithin(const Descriptor& process, int milliseconds) {
+  pollfd event{process.get(), POLLIN, 0};
+  return ::poll(&event, 1, milliseconds) == 1;
+}
+
 bool IsAlive(const DaemonFacts& daemon) {
   return daemon.pid > 0 && daemon.start_ticks != 0 && StartTicks(daemon.pid) == daemon.start_ticks;
 }

@@ -65,6 +65,8 @@ class DaemonRecord {
 std::vector<DaemonFacts> FindDaemonRecords(std::string_view store);
 // True if the process that wrote the record is there.
 bool IsAlive(const DaemonFacts& daemon);
+// True if a process (OpenProcess) ends within that time.
+bool EndsWithin(const Descriptor& process, int milliseconds);
 // Removes the record of a daemon that is gone, when its mount has been cleaned up.
 void RemoveDaemonRecord(const DaemonFacts& daemon);
 

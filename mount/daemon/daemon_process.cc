@@ -67,7 +67,7 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
     return MoveMetrics(ValueOf(now, "metrics-listen"), path, "", status, metrics);
   });
   const auto control = ControlServer::Start(path, "", status, &catalogue, "",
-                                            [&] { return configuration.Reload(); });
+                                            {[&] { return configuration.Reload(); }, {}});
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }

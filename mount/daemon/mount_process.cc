@@ -13,21 +13,18 @@
 #include <filesystem>
 #include <set>
 
-#include "core/adopt/closed_file.h"
-#include "core/adopt/step_notices.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
-#include "core/check/source_state.h"
-#include "core/store/model_of.h"
-#include "core/view/view_set.h"
 #include "formats/registry.h"
 #include "formats/torch/file_records.h"
 #include "mount/control/control_client.h"
 #include "mount/control/control_server.h"
 #include "mount/control/daemon_record.h"
 #include "mount/daemon/follow_service.h"
+#include "mount/daemon/mount_handover.h"
 #include "mount/daemon/mountpoint_claim.h"
 #include "mount/daemon/process_setup.h"
+#include "mount/daemon/shown_warnings.h"
 #include "mount/daemon/snapshot_service.h"
 #include "mount/fuse/fuse_session.h"
 #include "mount/fuse/mount_table.h"
@@ -87,11 +84,13 @@ struct Daemon {
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<FuseSession> session;
+  uint64_t generation = 0;  // programs that served the mount before
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<ControlServer> control;
   std::unique_ptr<MetricsServer> metrics;  // null: nobody is to ask
   std::unique_ptr<Configuration> configuration;
   std::unique_ptr<DaemonRecord> record;
+  Succession succession;
 };
 
 // No mount of ours is there: the mount itself, if it is another's.
@@ -242,80 +241,20 @@ std::string DescribeView(const MountRequest& request, const Daemon& daemon,
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
-// The step that /view shows, with its files.
-struct Shown {
-  StepRecord record;
-  std::string name;  // RUN/ID
-  std::shared_ptr<const Step> step;
-  std::unique_ptr<BlobReader> blobs;
-};
-
-// `view_target`: "run/RUN/step/ID/view".  An error for a step that is only in memory, too.
-Result<Shown> OpenShown(const MountRequest& request, const Daemon& daemon,
-                        const std::string& view_target) {
-  const std::filesystem::path target(view_target);
-  const std::string id = target.parent_path().filename();
-  const std::string run = target.parent_path().parent_path().parent_path().filename();
-  CKPT_ASSIGN_OR_RETURN(StepRecord record, daemon.store->Resolve(run, id));
-  CKPT_ASSIGN_OR_RETURN(auto step, daemon.store->Load(record));
-  BlobReader::Options reading;
-  reading.roots = request.roots;
-  auto blobs = BlobReader::Create(step->model, std::move(reading));
-  std::string name = StrCat(record.run, "/", record.id);
-  return Shown{std::move(record), std::move(name), std::move(step), std::move(blobs)};
-}
-
-// Names the layouts of --layout that the step does not have; they may be meant for later steps.
-void WarnOfLayouts(const MountRequest& request, const Daemon& daemon, const Shown& shown) {
-  for (const Layout& layout : request.layouts) {
-    const auto views = ViewSet::Open(ModelOf(shown.step), layout, daemon.formats);
-    if (views->offer().Any()) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": step ", shown.name, ": ",
-                                   views->offer().Refusal().message));
-  }
-}
-
-// Names the file that hides the step from users who are let in.
-void WarnIfClosed(const Shown& shown) {
-  StepNotices closed;
-  closed.Add(shown.name, FindClosedFile(shown.step->model, *shown.blobs));
-  for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
-}
-
-// A step whose files are gone, or are others now, cannot be read: the training that wrote them was
-// removed, or wrote again.
-void WarnIfGone(const Shown& shown) {
-  const SourceReport sources = LookAtSources(shown.step->model, *shown.blobs);
-  if (sources.state != SourceState::kMissing && sources.state != SourceState::kStale) return;
-  Log(LogLevel::kWarning,
-      StrCat("view: the files of ", shown.name, ", adopted from ", shown.record.source,
-             ", are no longer there (", sources.reason,
-             "): its training was removed or began again, and reads of it fail; "
-             "`ckptfs remove --force ",
-             ShellWord(shown.name), "` forgets it, `ckptfs switch` shows another step"));
-}
-
-void WarnOfShown(const MountRequest& request, const Daemon& daemon,
-                 const std::string& view_target) {
-  const auto shown = OpenShown(request, daemon, view_target);
-  if (!shown) return Log(LogLevel::kWarning, shown.error().message);
-  WarnOfLayouts(request, daemon, *shown);
-  if (request.allow_other && request.adopt.empty()) WarnIfClosed(*shown);  // else adopting told it
-  if (!daemon.adopted.contains(shown->name)) WarnIfGone(*shown);
-}
-
 // The mount and what it shows, on the caller's terminal.
 void SayMounted(const MountRequest& request, const Daemon& daemon, const std::string& log) {
   const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
-  if (target) WarnOfShown(request, daemon, *target);
+  if (target) {
+    WarnOfShown({request, *daemon.store, daemon.formats, daemon.adopted, *target});
+  }
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
              DescribeView(request, daemon, target), "; log: ", log));
 }
 
-Status StartDaemon(const MountRequest& request, Daemon& daemon) {
-  FilesystemOptions options = OptionsOf(request);
-  CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
-  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request, claim));
+// Opens the store with what is to be adopted or followed; what /view shows comes from there.
+// `again`: an earlier program adopted it.
+Status OpenForMount(const MountRequest& request, bool again, Daemon& daemon,
+                    FilesystemOptions& options) {
   StoreForAdoption store(request.store);
   if (request.follow) {
     for (const AdoptRequest& adopt : request.adopt) {
@@ -325,21 +264,59 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
     daemon.store = store.Take();
     CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
   } else {
-    CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options, daemon.adopted));
+    if (!again) CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options, daemon.adopted));
     CKPT_RETURN_IF_ERROR(store.Open());
     daemon.store = store.Take();
   }
-  RefreshDaemons(request.store);
-  daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
-  daemon.formats = MakeViewFormats(request.models);
+  return {};
+}
 
+SessionOptions SessionOf(const MountRequest& request) {
   SessionOptions session;
   session.mountpoint = request.mountpoint;
   session.source = request.store;
   session.allow_other = request.allow_other;
   session.threads = request.threads;
   session.clone_fd = request.clone_fd;
-  CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(session));
+  return session;
+}
+
+// Goes on where an earlier program ended.
+void GoOn(const MountState& before, Daemon& daemon) {
+  for (const TakenFile& taken : daemon.filesystem->TakeOver(before.kernel)) {
+    const auto id = before.backing_ids.find(static_cast<uint64_t>(taken.file.handle));
+    if (id == before.backing_ids.end()) continue;
+    daemon.session->backing_ids().Restore(taken.inode, taken.file, id->second);
+  }
+}
+
+// Another program may show other bytes under a name: the kernel reads again what nobody has open.
+void ForgetContents(const MountState& before, Daemon& daemon) {
+  if (before.program == ThisProgram()) return;
+  std::set<InodeNumber> open;
+  for (const KnownFile& file : before.kernel.files) open.insert(file.inode);
+  for (const KnownName& name : before.kernel.names) {
+    if (!open.contains(name.inode)) daemon.session->InvalidateContent(name.inode);
+  }
+}
+
+// `left`: the mount as an earlier program left it; null: it is to be made.
+Status StartDaemon(const MountRequest& request, ServedMount* left, Daemon& daemon) {
+  FilesystemOptions options = OptionsOf(request);
+  CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
+  if (left == nullptr) CKPT_RETURN_IF_ERROR(PrepareMountpoint(request, claim));
+  CKPT_RETURN_IF_ERROR(OpenForMount(request, left != nullptr, daemon, options));
+  RefreshDaemons(request.store);
+  daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
+  daemon.formats = MakeViewFormats(request.models);
+  if (left == nullptr) {
+    CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(SessionOf(request)));
+  } else {
+    daemon.generation = left->state.generation + 1;
+    CKPT_ASSIGN_OR_RETURN(
+        daemon.session,
+        FuseSession::Resume(SessionOf(request), {std::move(left->device), left->state.greeting}));
+  }
   CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
   const bool privileged = HasSysAdmin();  // registering backing files needs it
   options.passthrough = features.passthrough && privileged;
@@ -354,7 +331,9 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   CKPT_ASSIGN_OR_RETURN(daemon.filesystem,
                         Filesystem::Create(*daemon.catalogue, daemon.formats, std::move(options)));
   daemon.mounted.Set(daemon.filesystem.get());
+  if (left != nullptr) GoOn(left->state, daemon);
   daemon.session->Serve(*daemon.filesystem);
+  if (left != nullptr) ForgetContents(left->state, daemon);
   return {};
 }
 
@@ -437,9 +416,11 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   const DaemonStatus status = StatusOf(daemon);
   CKPT_ASSIGN_OR_RETURN(daemon.metrics, ServeMetrics(request.metrics_listen, request.store,
                                                      request.mountpoint, status));
-  auto control =
-      ControlServer::Start(request.store, request.mountpoint, status, daemon.catalogue.get(),
-                           request.hf_config, [&daemon] { return daemon.configuration->Reload(); });
+  auto control = ControlServer::Start(
+      request.store, request.mountpoint, status, daemon.catalogue.get(), request.hf_config,
+      {[&daemon] { return daemon.configuration->Reload(); },
+       [&daemon](const std::string& by) { return daemon.succession.Ask(by); }},
+      daemon.generation);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {
@@ -457,12 +438,16 @@ void WriteRecord(const MountRequest& request, const std::string& log, Daemon& da
   }
 }
 
-// Until somebody unmounts or a signal comes.
-void WaitForEnd(Daemon& daemon, int signals) {
-  pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
+enum class End { kUnmounted, kSignal, kSuccessor };
+
+// Until somebody unmounts, a signal comes, or another program is to go on.
+End WaitForEnd(Daemon& daemon, int signals) {
+  pollfd events[] = {{signals, POLLIN, 0},
+                     {daemon.session->ended_fd(), POLLIN, 0},
+                     {daemon.succession.asked_fd(), POLLIN, 0}};
   while (true) {
-    const int ready = ::poll(events, 2, kRefreshMilliseconds);
-    if (ready < 0 && errno != EINTR) return;
+    const int ready = ::poll(events, 3, kRefreshMilliseconds);
+    if (ready < 0 && errno != EINTR) return End::kSignal;
     if (ready == 0) {
       if (daemon.record) daemon.record->Beat();
       const Status done = daemon.filesystem->Refresh();
@@ -471,9 +456,70 @@ void WaitForEnd(Daemon& daemon, int signals) {
       if (!receives) Log(LogLevel::kWarning, receives.error().message);
     }
     if (ready <= 0) continue;
-    if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
-    if (ObeySignal(signals, *daemon.configuration)) return Say("ended by a signal");
+    if ((events[1].revents & POLLIN) != 0) return End::kUnmounted;
+    if ((events[2].revents & POLLIN) != 0) return End::kSuccessor;
+    if ((events[0].revents & POLLIN) != 0 && ObeySignal(signals, *daemon.configuration)) {
+      return End::kSignal;
+    }
   }
+}
+
+// What whoever serves the mount next has to know, but for what the kernel knows of it.
+MountState StateOf(const MountRequest& request, const std::string& log, const Daemon& daemon) {
+  MountState state;
+  state.store = request.store;
+  state.mountpoint = request.mountpoint;
+  state.log = log;
+  state.program = ThisProgram();
+  state.generation = daemon.generation;
+  return state;
+}
+
+// Returns only if it could not begin; the mount ends where the other program cannot be run.
+Status GiveWay(const MountRequest& request, const std::string& log, Daemon& daemon) {
+  const std::string program = daemon.succession.program();
+  Say(StrCat(program, " takes over"));
+  // All that is not the mount ends as with the daemon, while requests are answered.
+  for (const auto& follow : daemon.follows) follow->Stop();
+  daemon.mounted.Set(nullptr);
+  daemon.control.reset();
+  daemon.metrics.reset();
+  daemon.snapshots.reset();
+  daemon.record.reset();
+  CKPT_ASSIGN_OR_RETURN(FuseConnection connection, daemon.session->Share());
+  daemon.session->Detach();
+  daemon.filesystem->EndInvalidation();
+  MountState state = StateOf(request, log, daemon);
+  state.greeting = std::move(connection.greeting);
+  state.kernel = daemon.filesystem->HandOver();
+  state.backing_ids = daemon.session->backing_ids().All();
+  std::vector<std::string> words = request.words;
+  words.insert(words.begin(), program);
+  Error failed = BecomeSuccessor(program, words, state, std::move(connection.device));
+  Log(LogLevel::kError, failed.message);
+  ::_exit(1);  // the connection ends with the process, and nothing here waits for its answers
+}
+
+// Has the service manager keep the connection for who is started after this process was killed.
+void KeepForRestart(const MountRequest& request, const std::string& log, const Daemon& daemon) {
+  auto connection = daemon.session->Share();
+  if (!connection) return Log(LogLevel::kWarning, connection.error().message);
+  MountState state = StateOf(request, log, daemon);
+  state.greeting = std::move(connection->greeting);
+  KeepMount(state, connection->device);
+}
+
+// The mount that an earlier program left; nothing if this one is to make it.
+Result<std::optional<ServedMount>> TakeLeft(const MountRequest& request) {
+  auto left = TakeServedMount();
+  if (!left) return Fail(std::move(left).error().WithContext(request.mountpoint));
+  if (!*left) return std::nullopt;
+  const auto entry = FindMount(request.mountpoint);
+  const bool there = entry && *entry && (*entry)->type == "fuse.ckptfs";
+  const MountState& state = (*left)->state;
+  if (there && state.store == request.store && state.mountpoint == request.mountpoint) return left;
+  Say(StrCat("the mount at ", state.mountpoint, " that an earlier process left is not this one"));
+  return std::nullopt;
 }
 
 }  // namespace
@@ -484,17 +530,23 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   CKPT_RETURN_IF_ERROR(CheckLog(request.log));
   CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
   RaiseDescriptorLimit();
+  CKPT_ASSIGN_OR_RETURN(std::optional<ServedMount> left, TakeLeft(request));
   Daemon daemon;
-  CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
+  CKPT_RETURN_IF_ERROR(StartDaemon(request, left ? &*left : nullptr, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
-  const std::string log = LogTarget(request.log, request.store, request.mountpoint.substr(1));
+  const std::string log =
+      left ? left->state.log : LogTarget(request.log, request.store, request.mountpoint.substr(1));
   SayMounted(request, daemon, log);
   MoveLog(log, request.log_format);
   WriteRecord(request, log, daemon);
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
+  KeepForRestart(request, log, daemon);
   for (const auto& follow : daemon.follows) follow->Start();
-  WaitForEnd(daemon, signals.get());
+  const End end = WaitForEnd(daemon, signals.get());
+  if (end == End::kSuccessor) return GiveWay(request, log, daemon);
+  ForgetMount();
+  Say(end == End::kUnmounted ? "unmounted" : "ended by a signal");
   return {};
 }
 

@@ -42,9 +42,10 @@ struct MountRequest {
   bool clone_fd = false;
   bool allow_other = false;
   bool mkdir = false;
-  bool nonempty = false;  // the mount point may have files in it, which are hidden
-  std::string again;      // the command that makes this mount, for a shell
-  std::string log;        // "stderr", "syslog", a file; empty: <store>/log/...
+  bool nonempty = false;           // the mount point may have files in it, which are hidden
+  std::string again;               // the command that makes this mount, for a shell
+  std::vector<std::string> words;  // the same for execve, from the command's name on
+  std::string log;                 // "stderr", "syslog", a file; empty: <store>/log/...
   LogFormat log_format = LogFormat::kText;
   std::string metrics_listen;  // ParseMetricsAddress; empty: nowhere
   ConfigurationRequest configuration;

@@ -22,6 +22,22 @@ int BackingIds::Acquire(fuse_req_t request, InodeNumber inode, const OpenFile& f
   return counted.id;
 }
 
+std::map<uint64_t, int> BackingIds::All() const {
+  std::map<uint64_t, int> all;
+  MutexLock lock(mutex_);
+  for (const auto& [handle, key] : handles_) all[handle] = ids_.at(key).id;
+  return all;
+}
+
+void BackingIds::Restore(InodeNumber inode, const OpenFile& file, int id) {
+  const Key key{inode, file.backing_token};
+  MutexLock lock(mutex_);
+  Counted& counted = ids_[key];
+  counted.id = id;
+  ++counted.handles;
+  handles_[static_cast<uint64_t>(file.handle)] = key;
+}
+
 void BackingIds::Release(fuse_req_t request, FileHandle handle) {
   MutexLock lock(mutex_);
   const auto found = handles_.find(static_cast<uint64_t>(handle));

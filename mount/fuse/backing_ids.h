@@ -7,7 +7,7 @@
 // Thread safety: all methods may be called concurrently.  The lock is held over
 // the registering ioctl on purpose: two opens of an inode must end with one id,
 // and the ioctl waits for no request.
-// Lifetime: ids die with the FUSE connection; nothing is left to do then.
+// Lifetime: ids die with the FUSE connection, not with the process; nothing is left to do then.
 
 #pragma once
 
@@ -29,6 +29,11 @@ class BackingIds {
   // refuses.  REQUIRES: file.backing_fd >= 0.
   int Acquire(fuse_req_t request, InodeNumber inode, const OpenFile& file);
 
+  // The ids of handles, for the process that serves the connection next.
+  std::map<uint64_t, int> All() const;
+  // The handle has this id from a process that served the connection before.
+  void Restore(InodeNumber inode, const OpenFile& file, int id);
+
   // Nothing happens for a handle without an id.
   void Release(fuse_req_t request, FileHandle handle);
 
@@ -39,7 +44,7 @@ class BackingIds {
     uint64_t handles = 0;
   };
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::map<Key, Counted> ids_ GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, Key> handles_ GUARDED_BY(mutex_);
 };

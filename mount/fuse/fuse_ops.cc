@@ -293,9 +293,15 @@ void Release(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
   });
 }
 
-void OpenDirectory(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
-  info->fh = 0;
-  fuse_reply_open(request, info);
+void OpenDirectory(fuse_req_t request, fuse_ino_t inode, fuse_file_info* info) {
+  WithFilesystem(request, [&](Filesystem& filesystem) {
+    // The kernel walks the path again then; of a listing it would not.
+    if (const Status known = filesystem.CheckKnown(InodeNumber{inode}); !known) {
+      return ReplyError(request, known.error());
+    }
+    info->fh = 0;
+    fuse_reply_open(request, info);
+  });
 }
 
 void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset,

@@ -15,6 +15,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -115,11 +118,38 @@ bool HasSysAdmin() {
 
 Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(options));
+  CKPT_RETURN_IF_ERROR(session->Begin());
+  if (Status mounted = MountSession(session->session_, options); !mounted) {
+    fuse_session_destroy(std::exchange(session->session_, nullptr));
+    return Fail(std::move(mounted).error());
+  }
+  CKPT_RETURN_IF_ERROR(session->Greet());
   CKPT_RETURN_IF_ERROR(session->Start());
   return session;
 }
 
-Status FuseSession::Start() {
+Result<std::unique_ptr<FuseSession>> FuseSession::Resume(const SessionOptions& options,
+                                                         FuseConnection connection) {
+  std::unique_ptr<FuseSession> session(new FuseSession(options));
+  CKPT_RETURN_IF_ERROR(session->Begin());
+  const std::string device = StrCat("/dev/fd/", connection.device.get());
+  if (fuse_session_mount(session->session_, device.c_str()) != 0) {
+    fuse_session_destroy(std::exchange(session->session_, nullptr));
+    return Fail(ErrorCode::kInternal, "libfuse refused the connection of an earlier process");
+  }
+  connection.device.Release();  // it is the session's now
+  session->greeting_ = std::move(connection.greeting);
+  fuse_buf greeting{};
+  greeting.mem = session->greeting_.data();
+  greeting.size = session->greeting_.size();
+  // The kernel has its answer: it does not find what a second one is to.
+  fuse_session_process_buf(session->session_, &greeting);
+  session->AskAgain();
+  CKPT_RETURN_IF_ERROR(session->Start());
+  return session;
+}
+
+Status FuseSession::Begin() {
   std::string program = "ckptfs";
   std::string flag = "-o";
   std::string text = MountOptionsText(options_);
@@ -128,11 +158,42 @@ Status FuseSession::Start() {
   session_ = fuse_session_new(&arguments, &FuseOperations(), sizeof(fuse_lowlevel_ops), &target_);
   fuse_opt_free_args(&arguments);
   if (session_ == nullptr) return Fail(ErrorCode::kInternal, "libfuse refused its options");
-  if (Status mounted = MountSession(session_, options_); !mounted) {
-    fuse_session_destroy(session_);
-    session_ = nullptr;
-    return mounted;
+  return {};
+}
+
+// The kernel's first request, which a successor is shown, too.
+Status FuseSession::Greet() {
+  fuse_buf request{};
+  int bytes = 0;
+  do {
+    bytes = fuse_session_receive_buf(session_, &request);
+  } while (bytes == -EINTR);
+  const std::unique_ptr<void, void (*)(void*)> owned(request.mem, std::free);
+  if (bytes <= 0) {
+    return Fail(
+        ErrnoError(bytes == 0 ? ENOTCONN : -bytes, StrCat("the mount at ", options_.mountpoint)));
   }
+  greeting_.assign(static_cast<const char*>(request.mem), static_cast<size_t>(bytes));
+  fuse_session_process_buf(session_, &request);
+  return {};
+}
+
+void FuseSession::AskAgain() {
+  // libfuse has no call for it.
+  constexpr int32_t kNotifyResend = 7;  // FUSE_NOTIFY_RESEND of linux/fuse.h
+  struct {
+    uint32_t length = 16;
+    int32_t kind = kNotifyResend;
+    uint64_t unique = 0;
+  } const notice;
+  static_assert(sizeof notice == 16, "a fuse_out_header");
+  if (::write(fuse_session_fd(session_), &notice, sizeof notice) == sizeof notice) return;
+  Log(LogLevel::kWarning, StrCat("requests that the earlier process was answering when it ended "
+                                 "stay without an answer (Linux 6.9 asks them again): ",
+                                 std::generic_category().message(errno)));
+}
+
+Status FuseSession::Start() {
   ended_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
   InstallWakeSignal();
   loop_ = std::thread([this] { Loop(); });
@@ -141,7 +202,7 @@ Status FuseSession::Start() {
 
 FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
-  Stop();
+  if (loop_.joinable()) Stop();
   fuse_session_destroy(session_);  // closes the connection
   if (IsDeadMount(options_.mountpoint)) {
     const Status done = UnmountLazily(options_.mountpoint);
@@ -180,6 +241,33 @@ void FuseSession::InvalidateEntry(InodeNumber parent, const std::string& name) {
                                    name.size());
 }
 
+void FuseSession::InvalidateContent(InodeNumber inode) {
+  // ENOENT only means that the kernel does not know the inode.
+  fuse_lowlevel_notify_inval_inode(session_, static_cast<fuse_ino_t>(inode), 0, 0);
+}
+
+Result<FuseConnection> FuseSession::Share() const {
+  FuseConnection connection{Descriptor(::fcntl(fuse_session_fd(session_), F_DUPFD_CLOEXEC, 0)),
+                            greeting_};
+  if (connection.device.valid()) return connection;
+  return Fail(ErrnoError(errno, "the descriptor of the mount"));
+}
+
+void FuseSession::EndLoop() {
+  fuse_session_exit(session_);
+  // libfuse's loop waits on a semaphore that only a signal interrupts.
+  while (!loop_ended_) {
+    pthread_kill(loop_.native_handle(), kWakeSignal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void FuseSession::Detach() {
+  if (stopped_.exchange(true)) return;
+  EndLoop();
+  loop_.join();
+}
+
 void FuseSession::Stop() {
   if (stopped_.exchange(true)) return;
   if (!loop_ended_) {
@@ -187,12 +275,7 @@ void FuseSession::Stop() {
       Log(LogLevel::kWarning, status.error().message);
     }
     target_.Abandon();
-    fuse_session_exit(session_);
-    // libfuse's loop waits on a semaphore that only a signal interrupts.
-    while (!loop_ended_) {
-      pthread_kill(loop_.native_handle(), kWakeSignal);
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
+    EndLoop();
   }
   loop_.join();
 }

@@ -168,7 +168,7 @@ ArenaShelf::ArenaShelf(std::unique_ptr<const DescriptorStore> manager, std::stri
     : manager_(std::move(manager)), store_(std::move(store)) {}
 
 std::shared_ptr<ArenaShelf> ArenaShelf::FromEnvironment(std::string store) {
-  std::vector<DescriptorStore::Kept> kept = DescriptorStore::Take();
+  std::vector<DescriptorStore::Kept> kept = DescriptorStore::Take(kPrefix);
   auto manager = DescriptorStore::Find();
   if (!manager) return nullptr;
   return Open(std::move(manager), std::move(kept), std::move(store));

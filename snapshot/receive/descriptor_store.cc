@@ -3,6 +3,7 @@
 #include "snapshot/receive/descriptor_store.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -30,6 +31,31 @@ std::string TakeVariable(const char* name) {
   return text;
 }
 
+std::vector<DescriptorStore::Kept> ReadPassed() {
+  const std::string process = TakeVariable("LISTEN_PID");
+  const std::string number = TakeVariable("LISTEN_FDS");
+  const std::string names = TakeVariable("LISTEN_FDNAMES");
+  if (process != StrCat(getpid())) return {};
+  const long count = strtol(number.c_str(), nullptr, 10);
+  std::vector<DescriptorStore::Kept> kept;
+  size_t from = 0;
+  for (int i = 0; i < count && i < kMostDescriptors; ++i) {
+    const int descriptor = kFirstDescriptor + i;
+    if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) break;
+    const size_t to = names.find(':', from);
+    kept.push_back(
+        {from <= names.size() ? names.substr(from, to - from) : "", Descriptor(descriptor)});
+    from = to == std::string::npos ? names.size() + 1 : to + 1;
+  }
+  return kept;
+}
+
+// What was passed to this process, and nobody has taken; read once.
+std::vector<DescriptorStore::Kept>& Passed() {
+  static std::vector<DescriptorStore::Kept> passed = ReadPassed();
+  return passed;
+}
+
 }  // namespace
 
 DescriptorStore::DescriptorStore(Descriptor socket, std::string address)
@@ -54,23 +80,42 @@ std::unique_ptr<DescriptorStore> DescriptorStore::Find() {
       std::move(socket), std::string(reinterpret_cast<const char*>(&address), bytes)));
 }
 
-std::vector<DescriptorStore::Kept> DescriptorStore::Take() {
-  const std::string process = TakeVariable("LISTEN_PID");
-  const std::string number = TakeVariable("LISTEN_FDS");
-  const std::string names = TakeVariable("LISTEN_FDNAMES");
-  if (process != StrCat(getpid())) return {};
-  const long count = strtol(number.c_str(), nullptr, 10);
-  std::vector<Kept> kept;
-  size_t from = 0;
-  for (int i = 0; i < count && i < kMostDescriptors; ++i) {
-    const int descriptor = kFirstDescriptor + i;
-    if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) break;
-    const size_t to = names.find(':', from);
-    kept.push_back(
-        {from <= names.size() ? names.substr(from, to - from) : "", Descriptor(descriptor)});
-    from = to == std::string::npos ? names.size() + 1 : to + 1;
+std::vector<DescriptorStore::Kept> DescriptorStore::Take(std::string_view prefix) {
+  std::vector<Kept> taken, rest;
+  for (Kept& one : Passed()) {
+    (std::string_view(one.name).starts_with(prefix) ? taken : rest).push_back(std::move(one));
   }
-  return kept;
+  Passed() = std::move(rest);
+  return taken;
+}
+
+bool DescriptorStore::Has(std::string_view name) {
+  const char* const process = getenv("LISTEN_PID");
+  const char* const names = getenv("LISTEN_FDNAMES");
+  if (process == nullptr || names == nullptr || process != StrCat(getpid())) return false;
+  return StrCat(":", names, ":").find(StrCat(":", name, ":")) != std::string::npos;
+}
+
+Status DescriptorStore::Leave(const std::vector<Kept>& kept) {
+  const int end = kFirstDescriptor + static_cast<int>(kept.size());
+  std::vector<Descriptor> aside;  // above all the numbers that are given out
+  for (const Kept& one : kept) {
+    aside.emplace_back(fcntl(one.descriptor.get(), F_DUPFD_CLOEXEC, end));
+    if (!aside.back().valid()) return Fail(ErrnoError(errno, "passing descriptors on"));
+  }
+  std::string names;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (dup2(aside[i].get(), kFirstDescriptor + static_cast<int>(i)) < 0) {
+      return Fail(ErrnoError(errno, "passing descriptors on"));
+    }
+    names += StrCat(i == 0 ? "" : ":", kept[i].name);
+  }
+  // Nothing else is for the next program, whoever opened it.
+  close_range(static_cast<unsigned>(end), ~0u, CLOSE_RANGE_CLOEXEC);
+  setenv("LISTEN_PID", StrCat(getpid()).c_str(), 1);
+  setenv("LISTEN_FDS", StrCat(kept.size()).c_str(), 1);
+  setenv("LISTEN_FDNAMES", names.c_str(), 1);
+  return {};
 }
 
 bool DescriptorStore::Put(std::string_view name, int descriptor) const {

@@ -5,8 +5,10 @@
 // sd_notify(3) (FDSTORE) and sd_listen_fds(3), which are environment variables and datagrams.
 // By the same protocol the manager hears that the service is up.
 //
-// Thread safety: Put, Remove and SayReady may be called concurrently; Find and Take change the
-// environment: by one thread.
+// A process that another program takes the place of (execve) passes descriptors by it, too.
+//
+// Thread safety: Put, Remove and SayReady may be called concurrently; the others read or change
+// the environment: by one thread.
 
 #pragma once
 
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/result.h"
 
 namespace ckptfs {
 
@@ -28,8 +31,14 @@ class DescriptorStore {
 
   // Null where there is none ($NOTIFY_SOCKET).
   static std::unique_ptr<DescriptorStore> Find();
-  // Returns what was kept for this process ($LISTEN_FDS); nothing the next time.
-  static std::vector<Kept> Take();
+  // Returns what was kept for this process ($LISTEN_FDS) under names that begin so; nothing the
+  // next time.
+  static std::vector<Kept> Take(std::string_view prefix);
+  // True if something was kept for this process under this name, before the first Take.
+  static bool Has(std::string_view name);
+  // Has this process's next program find descriptors as Take finds them.  For the moment before
+  // execve: the numbers from 3 on are theirs afterwards, whatever had them.
+  static Status Leave(const std::vector<Kept>& kept);
 
   // True if it was sent; the manager does not say if it has room (FileDescriptorStoreMax=).
   // REQUIRES: the name has no ':' nor line end.

@@ -414,6 +414,64 @@ TEST(FilesystemTest, StatusIsJson) {
   EXPECT_FALSE(t.ReadAll("/.ckptfs/status", Caller{12345, 12345, 0}));
 }
 
+// What the kernel knows goes on with another filesystem over the same store.
+TEST(FilesystemTest, IsHandedOver) {
+  TreeFixture t;
+  t.AddStep("a", "1", 1);
+  t.AddStep("b", "1", 1, 2);
+  FilesystemOptions options;
+  options.run = "a";
+  Filesystem& before = t.Mount(options);
+  ASSERT_TRUE(before.SwitchView("b", "1"));
+  const std::string path = "/run/a/step/1/view/tp2/rank1/model.bin";
+  const Attributes file = t.Walk(path).value();
+  const FileHandle handle = before.Open(file.inode, O_RDONLY, Caller{})->handle;
+  const std::string truth = TreeFixture::Expected(1, *Layout::Parse("tp2"), "rank1/model.bin");
+  std::vector<std::byte> bytes(truth.size());
+  ASSERT_EQ(*before.Read(handle, 0, std::span(bytes).first(1000)), 1000u);
+  const Handover handover = before.HandOver();
+  t.Unmount();
+
+  Filesystem& after = t.Mount(options);
+  const auto taken = after.TakeOver(handover);
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_EQ(taken[0].inode, file.inode);
+  EXPECT_EQ(taken[0].file.handle, handle);
+  EXPECT_EQ(after.ViewShows()->run, "b");
+  EXPECT_EQ(after.GetAttributes(file.inode, Caller{})->size, file.size);
+  ASSERT_EQ(*after.Read(handle, 0, bytes), truth.size());
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), truth);
+  EXPECT_NE(after.Open(file.inode, O_RDONLY, Caller{})->handle, handle);
+  after.Release(handle);
+  EXPECT_EQ(after.Read(handle, 0, bytes).error().code, ErrorCode::kStale);
+  // References count on: as many forgets as look-ups end it.
+  for (const KnownName& name : handover.names) {
+    if (name.inode == file.inode) after.Forget(name.inode, name.references);
+  }
+  EXPECT_EQ(after.GetAttributes(file.inode, Caller{}).error().code, ErrorCode::kStale);
+}
+
+// A step that is another one by then is stale, name and open file; nothing of it is guessed.
+TEST(FilesystemTest, WhatIsNotTheSameIsNotHandedOver) {
+  TreeFixture t;
+  const StepRecord record = t.AddStep("a", "1", 1);
+  Filesystem& before = t.Mount();
+  const Attributes file = t.Walk("/run/a/step/1/view/tp2/rank1/model.bin").value();
+  const FileHandle handle = before.Open(file.inode, O_RDONLY, Caller{})->handle;
+  const Handover handover = before.HandOver();
+  t.Unmount();
+  ASSERT_TRUE(t.store().Remove(record));
+  t.AddStep("a", "1", 1, 2, 0644, "other.bin");
+  Filesystem& after = t.Mount();
+  after.TakeOver(handover);
+  std::vector<std::byte> bytes(100);
+  EXPECT_EQ(after.Read(handle, 0, bytes).error().code, ErrorCode::kStale);
+  EXPECT_EQ(after.GetAttributes(file.inode, Caller{}).error().code, ErrorCode::kStale);
+  EXPECT_EQ(after.CheckKnown(InodeNumber{12345}).error().code, ErrorCode::kStale);
+  after.Release(handle);
+  EXPECT_TRUE(t.Walk("/run/a/step/1/view/tp2/rank1/model.bin"));
+}
+
 TEST(FilesystemTest, TellsWhyALayoutIsNotThere) {
   TreeFixture t;
   t.AddStep("r", "s", 1);
