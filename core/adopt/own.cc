@@ -23,6 +23,7 @@
 
 #include "core/access/kept_gates.h"
 #include "core/access/searched_directories.h"
+#include "core/adopt/taken_access.h"
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
@@ -136,18 +137,6 @@ Status CopyBytes(const File& from, int to, const std::string& name) {
       return Fail(ErrorCode::kStale, StrCat(from.name(), " became shorter while it was copied"));
     }
     done += static_cast<uint64_t>(count);
-  }
-  return {};
-}
-
-// The owners and modes of the taken files decide who may see the step.  An ACL is not
-// taken: only its owner's bits remain.
-Status TakeAccess(int to, const std::string& name, const OwnerAndMode& from, uint32_t at_least) {
-  if (::geteuid() == 0 && ::fchown(to, from.uid, from.gid) != 0) {
-    return Fail(ErrnoError(errno, StrCat("setting the owner of ", name)));
-  }
-  if (::fchmod(to, from.CertainMode() | at_least) != 0) {
-    return Fail(ErrnoError(errno, StrCat("setting the mode of ", name)));
   }
   return {};
 }

@@ -41,6 +41,7 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model, BlobRea
 // True if a step that is the same in all that is read of it is the same in all else, too.
 bool HasOtherNotes(Store& store, const StepRecord& published, const RenderedStep& rendered) {
   if (published.manifest == rendered.manifest) return false;
+  if (published.compacted) return false;  // its own files have all that the source had
   const auto there = store.Load(published);
   if (!there) return true;
   const auto whole = store.Render(WithoutSideBlob((*there)->model), rendered.unpacked);

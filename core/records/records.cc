@@ -106,6 +106,8 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   const auto provisional = object.find("provisional");
   record.provisional =
       provisional != object.end() && provisional->is_boolean() && provisional->get<bool>();
+  const auto compacted = object.find("compacted");
+  record.compacted = compacted != object.end() && compacted->is_boolean() && compacted->get<bool>();
   return record;
 }
 
@@ -134,6 +136,7 @@ std::string RenderStepRecord(const StepRecord& record) {
               {"source", EncodeText(record.source)}, {"root", EncodeText(record.root)}};
   if (record.converted) object["converted"] = true;
   if (record.provisional) object["provisional"] = true;
+  if (record.compacted) object["compacted"] = true;
   if (record.side) object["side"] = record.side->Hex();
   if (record.side || record.unpacked != record.manifest) {
     object["unpacked"] = record.unpacked.Hex();

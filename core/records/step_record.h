@@ -38,6 +38,9 @@ struct StepRecord {
   // It was taken while nothing proved that its save was over: another of its source takes its
   // place.
   bool provisional = false;
+  // Its tensors were put into files of the store's own, in another form than the source's
+  // (core/adopt/compact.h).
+  bool compacted = false;
   StepPlace place = StepPlace::kStep;
 };
 

@@ -130,6 +130,15 @@ Result<StoreIndex> Collection::Look() const {
 
 std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedStep>& steps) {
   std::vector<StepRecord> owned;
+  if (steps.empty()) return owned;
+  const std::string& run = steps.begin()->second.name.run;
+  const auto tags = store_.Tags(run);
+  if (!tags) {
+    Note(StrCat(run, ": all steps stay: ", tags.error().message));
+    return {};
+  }
+  std::set<std::string_view> tagged;
+  for (const StepTag& tag : *tags) tagged.insert(tag.id);
   for (const auto& [id, step] : steps) {
     if (!step.record) {
       Note(StrCat(step.name.run, ": all steps stay: ", step.record.error().message));
@@ -148,7 +157,7 @@ std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedS
   std::sort(owned.begin(), owned.end(), IsOlder);
   std::erase_if(owned, [&](const StepRecord& step) {
     const bool multiple = request_.keep_every != 0 && step.iteration % request_.keep_every == 0;
-    return multiple || newest.contains(step.id);
+    return multiple || newest.contains(step.id) || tagged.contains(step.id);
   });
   return owned;
 }

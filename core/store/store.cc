@@ -281,22 +281,29 @@ Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
   return records;
 }
 
+Result<std::optional<StepRecord>> Store::State::FindStep(std::string_view run,
+                                                         std::string_view id) {
+  MutexLock lock(mutex);
+  const auto found = index.runs.find(std::string(run));
+  if (found == index.runs.end()) return Fail(NoRun(run));
+  const auto step = found->second.find(std::string(id));
+  if (step == found->second.end()) return std::optional<StepRecord>();
+  if (!step->second.record) return Fail(Error(step->second.record.error()));
+  return std::optional(*step->second.record);
+}
+
 Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
   CKPT_RETURN_IF_ERROR(state_->NeedIndex());
+  if (id != "latest") {
+    CKPT_ASSIGN_OR_RETURN(auto step, state_->FindStep(run, id));
+    if (step) return *std::move(step);
+    return state_->ResolveTag(run, id);
+  }
   MutexLock lock(state_->mutex);
   const auto found = state_->index.runs.find(std::string(run));
   if (found == state_->index.runs.end()) return Fail(NoRun(run));
-  const auto& steps = found->second;
-  if (id != "latest") {
-    const auto step = steps.find(std::string(id));
-    if (step == steps.end()) {
-      return Fail(ErrorCode::kNotFound, StrCat("no step '", id, "' in run '", run, "'"));
-    }
-    if (!step->second.record) return Fail(Error(step->second.record.error()));
-    return *step->second.record;
-  }
   const StepRecord* latest = nullptr;
-  for (const auto& [name, step] : steps) {
+  for (const auto& [name, step] : found->second) {
     if (!step.record) {
       return Fail(Error(step.record.error()).WithContext(StrCat("latest of '", run, "'")));
     }

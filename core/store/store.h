@@ -56,6 +56,13 @@ struct StepChange {
   StepPlace place = StepPlace::kStep;
 };
 
+// Another name of a step of a run, that a user gave it.
+struct StepTag {
+  std::string name;
+  std::string id;   // of the step when it was tagged
+  Digest unpacked;  // its identity (StepRecord::unpacked)
+};
+
 // The changes since a caller last asked.
 struct StepNews {
   uint64_t generation = 0;          // the argument of the next call
@@ -128,6 +135,11 @@ class Store {
   Result<PutStep> FindPut(const Digest& manifest);
   // A provisional step is one for good.  Nothing if it is gone, or another one by now.
   Status Confirm(const StepRecord& record);
+  // The same step with its bytes elsewhere: `rendered`, which is of `model`, takes the place of the
+  // manifest that `record` names, at once.  kNotFound if the step is gone, kStale if another took
+  // its place.  REQUIRES: `rendered.unpacked` is the record's.
+  Result<StepRecord> Replace(const StepRecord& record, const StepModel& model,
+                             const RenderedStep& rendered);
   // The record that Publish would return without publishing, if any.
   Result<std::optional<StepRecord>> FindPublished(std::string_view run, std::string_view id,
                                                   const RenderedStep& rendered);
@@ -154,8 +166,9 @@ class Store {
 
   Result<std::vector<std::string>> Runs();                      // sorted
   Result<std::vector<StepRecord>> Steps(std::string_view run);  // oldest first (IsOlder)
-  // `id` or "latest".  A record that cannot be
-  // read is an error for its own id and for "latest".
+  // `id`, "latest" or a tag; a step's own id goes before a tag.  A record that cannot be
+  // read is an error for its own id and for "latest".  kStale for a tag whose step was replaced by
+  // another one, kNotFound if it is gone.
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
   // kDataLoss if the manifest fails its digest.  A side blob that is missing or
   // another is done without, and noted.
@@ -170,6 +183,18 @@ class Store {
   // The name is gone at once; what it needed is reclaimed by a later Collect.
   // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
+  // The run's tags, sorted by name; none of a run that is not there.
+  Result<std::vector<StepTag>> Tags(std::string_view run);
+  // The step has the name, too, from now on, and another one that had it does not.  kInvalid for
+  // what is not a name, kExists if a step is called so.
+  Status Tag(const StepRecord& record, std::string_view name);
+  // kNotFound if there is no such tag.
+  Status Untag(std::string_view run, std::string_view name);
+  // All steps of a run, and its tags, get another run's name, one step after the other: a call
+  // that was killed is finished by the same call.  Returns how many steps there were.  kExists if
+  // there is such a run, or the run is getting another name.
+  Result<uint64_t> RenameRun(std::string_view run, std::string_view name);
+
   // Removes the steps that a policy does not keep, and reclaims the manifests and blobs of
   // the store's own that no step needs any more, or never did: those of removed steps, and
   // of processes that were killed.  A held step stays: one that is loaded, and files that are

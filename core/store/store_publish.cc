@@ -285,6 +285,36 @@ Status Store::Confirm(const StepRecord& record) {
               StrCat("step '", record.id, "' is being published all the time"));
 }
 
+Result<StepRecord> Store::Replace(const StepRecord& record, const StepModel& model,
+                                  const RenderedStep& rendered) {
+  CKPT_CHECK(rendered.unpacked == record.unpacked);
+  CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
+  const std::string name = StrCat(record.run, "/", record.id);
+  for (int race = 0; race < kMaxPublishRaces; ++race) {
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                          LastIncarnation(*state_->storage, record.run, record.id));
+    if (!last.live) return Fail(ErrorCode::kNotFound, StrCat(name, " was removed meanwhile"));
+    auto found = state_->RecordOf(last);
+    if (!found && found.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
+    CKPT_ASSIGN_OR_RETURN(const auto there, std::move(found));
+    if (!there || there->manifest != record.manifest) {
+      return Fail(ErrorCode::kStale, StrCat(name, " was replaced by another step meanwhile"));
+    }
+    CKPT_ASSIGN_OR_RETURN(const auto held,
+                          state_->PutHeldManifest(rendered.bytes, rendered.manifest));
+    StepRecord wanted = *there;
+    wanted.manifest = rendered.manifest;
+    wanted.side.reset();
+    if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
+    wanted.replaces = there->manifest;
+    wanted.compacted = true;
+    CKPT_ASSIGN_OR_RETURN(const bool done, state_->TryRecord(wanted, last));
+    if (done) return wanted;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat(name, " is being published all the time"));
+}
+
 Result<std::unique_ptr<StorageWriter>> Store::CreateBlob(std::string_view path) {
   return state_->storage->Create(StrCat("blobs/", path));
 }

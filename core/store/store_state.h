@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/mutex.h"
@@ -70,6 +71,9 @@ struct Store::State {
   // --- index (store.cc) ---
   // The record if the index has this very step.
   std::optional<StepRecord> Known(const StepName& name);
+  // The step of that id; nothing if the run has none such.  REQUIRES: NeedIndex().
+  Result<std::optional<StepRecord>> FindStep(std::string_view run, std::string_view id);
+  Result<StepRecord> ResolveTag(std::string_view run, std::string_view name);  // tags.cc
   // Builds the index if there is none yet.
   Status NeedIndex();
   Status BuildIndex();
@@ -96,6 +100,8 @@ struct Store::State {
   // The step is gone, without a byte or an inode more: its record, and those of the steps that it
   // replaced, get their retired names.  REQUIRES: the store is on local disk.
   Status Retire(const StepName& name);
+  // The same step in another run; it may be there already.
+  Status PublishUnder(const std::string& run, StepRecord step);  // rename_run.cc
   Result<bool> TryRecord(const StepRecord& wanted, const Incarnation& last);
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
                                                const PublishHow& how);

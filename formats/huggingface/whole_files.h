@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "core/base/result.h"
@@ -31,6 +33,12 @@ using SafetensorsFiles = std::map<BlobIndex, uint64_t>;
 // `files`: safetensors whose every entry that is a parameter of the step has its name
 // there, and whose __metadata__ says format 'pt', without which loaders refuse them.
 void KeepSafetensorsFiles(Assembler& assembler, const SafetensorsFiles& files);
+
+// Those that a step says may be shown.  kInvalid: the document is not of this form.
+Result<SafetensorsFiles> SafetensorsFilesOf(const StepModel& step);
+
+// The step's blobs have new numbers, by those that they had; kInvalid if a file has none.
+Status RenumberSafetensorsFiles(StepModel& step, std::span<const std::optional<uint32_t>> numbers);
 
 struct WholeFile {
   BlobIndex blob{};

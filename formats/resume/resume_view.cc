@@ -55,10 +55,17 @@ bool IsStates(std::string_view path) {
   return deepspeed::ClassifyFile(LastComponent(path), found) && found.IsDeepSpeed();
 }
 
+// All files that the tool wrote, those that lie in other files of the store by now, too.
+std::set<std::string> PathsOf(const ToolFiles& files) {
+  std::set<std::string> paths = files.packed;
+  for (const auto& [path, blob] : files.files) paths.insert(path);
+  return paths;
+}
+
 // The path of the step's own tag below its own directory: where its states are read
 // from, "" where they lie in that itself.
 std::string OwnTag(const StepModel& step, const ToolFiles& files) {
-  for (const auto& [path, blob] : files.files) {
+  for (const std::string& path : PathsOf(files)) {
     const size_t slash = path.find('/');
     if (TraitsOf(step).engine && slash != std::string::npos && IsStates(path)) {
       return path.substr(0, slash + 1);
@@ -70,12 +77,25 @@ std::string OwnTag(const StepModel& step, const ToolFiles& files) {
 // The directories of DCP's that a step has, each with a '/' behind it.
 std::set<std::string> OwnDcpParts(const StepModel& step, const ToolFiles& files) {
   std::set<std::string> parts;
-  for (const auto& [path, blob] : files.files) {
+  for (const std::string& path : PathsOf(files)) {
     const size_t slash = path.find('/');
     if (!TraitsOf(step).own_keys || slash == std::string::npos) continue;
     if (dcp::IsPartName(path.substr(0, slash))) parts.insert(path.substr(0, slash + 1));
   }
   return parts;
+}
+
+// The folders of a step whose files are states, which a view makes anew; each with a '/' behind.
+std::set<std::string> StateFolders(const StepModel& step, const ToolFiles& files) {
+  std::set<std::string> states = OwnDcpParts(step, files);
+  const std::string tag = OwnTag(step, files);
+  if (!tag.empty()) states.insert(tag);
+  return states;
+}
+
+bool IsShownAsItIs(const std::string& path, const std::set<std::string>& states) {
+  const bool pointer = std::ranges::find(kPointers, path) != std::end(kPointers);
+  return !pointer && !states.contains(path.substr(0, path.find('/') + 1));
 }
 
 // A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
@@ -151,12 +171,9 @@ Composer::Composer(std::shared_ptr<const ShownState> shown, StepTool tool, const
       top_(TopOf(tool)),
       tag_(OwnTag(step_, files)),
       tree_(std::make_shared<ViewTree>(shown_)) {
-  std::set<std::string> states = OwnDcpParts(step_, files);
-  if (!tag_.empty()) states.insert(tag_);
+  const std::set<std::string> states = StateFolders(step_, files);
   for (const auto& [path, blob] : files.files) {
-    const bool pointer = std::ranges::find(kPointers, path) != std::end(kPointers);
-    const bool state = states.contains(path.substr(0, path.find('/') + 1));
-    if (!pointer && !state) {
+    if (IsShownAsItIs(path, states)) {
       tree_->AddBlob(PathOf(path), blob, GuessReading(LastComponent(path)));
     }
   }
@@ -277,7 +294,7 @@ Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
     return Fail(ErrorCode::kUnsupported, StrCat("'", part, kSeveral));
   }
   if (!TraitsOf(step).engine) return {};
-  for (const auto& [path, blob] : files.files) {
+  for (const std::string& path : PathsOf(files)) {
     const size_t slash = path.find('/');
     if (slash != std::string::npos && path.starts_with(kNextEngine) && IsStates(path)) {
       return Fail(ErrorCode::kUnsupported, StrCat("'", path.substr(0, slash + 1), kSeveral));
@@ -294,6 +311,17 @@ Error NotItsOwn(const std::optional<ToolFiles>& files) {
 }
 
 }  // namespace
+
+Result<std::vector<BlobIndex>> FilesShownToTool(const StepModel& step) {
+  std::vector<BlobIndex> shown;
+  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
+  if (!files) return shown;
+  const std::set<std::string> states = StateFolders(step, *files);
+  for (const auto& [path, blob] : files->files) {
+    if (IsShownAsItIs(path, states)) shown.push_back(blob);
+  }
+  return shown;
+}
 
 std::string_view ResumeFormat::name() const { return TopOf(tool_); }
 

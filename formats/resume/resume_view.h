@@ -28,6 +28,7 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "core/view/view_format.h"
 #include "formats/tools/step_tree.h"
@@ -45,5 +46,9 @@ class ResumeFormat : public ViewFormat {
  private:
   const StepTool tool_;
 };
+
+// The files of a step that a tool wrote which the view shows as they are; none of other steps.
+// kInvalid: the document is not of its form.
+Result<std::vector<BlobIndex>> FilesShownToTool(const StepModel& step);
 
 }  // namespace ckptfs

@@ -271,16 +271,17 @@ void CarryConfig(Assembler& assembler, std::string config) {
   assembler.header().documents.push_back(Render(files));
 }
 
-Result<ModelFiles> ModelFilesOf(const StepModel& step) {
+namespace {
+
+// Of a step that has so many blobs.
+Result<ModelFiles> ParseFiles(const Document& document, size_t blobs) {
   ModelFiles files;
-  const Document* document = step.FindDocument(kDocument);
-  if (document == nullptr) return files;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
   for (const auto& [key, value] : RootOf(tree).Items()) {
     const auto name = key.String();
     const auto text = value.String();
     const auto blob = value.Int();
-    const bool inside = blob && *blob >= 0 && static_cast<uint64_t>(*blob) < step.blobs.size();
+    const bool inside = blob && *blob >= 0 && static_cast<uint64_t>(*blob) < blobs;
     const bool known = name && (name->find('/') == std::string_view::npos ? IsModelFile(*name)
                                                                           : IsFolderFile(*name));
     if (!known || (!text && !inside)) {
@@ -294,6 +295,29 @@ Result<ModelFiles> ModelFilesOf(const StepModel& step) {
   }
   SortByName(files);
   return files;
+}
+
+}  // namespace
+
+Result<ModelFiles> ModelFilesOf(const StepModel& step) {
+  const Document* document = step.FindDocument(kDocument);
+  if (document == nullptr) return ModelFiles();
+  return ParseFiles(*document, step.blobs.size());
+}
+
+Status RenumberModelFiles(StepModel& step, std::span<const std::optional<uint32_t>> numbers) {
+  for (Document& document : step.documents) {
+    if (document.key != kDocument) continue;
+    CKPT_ASSIGN_OR_RETURN(ModelFiles files, ParseFiles(document, numbers.size()));
+    for (ModelFile& file : files.files) {
+      if (file.text() != nullptr) continue;
+      const auto now = numbers[static_cast<uint32_t>(std::get<BlobIndex>(file.body))];
+      if (!now) return Fail(ErrorCode::kInvalid, StrCat("model file '", file.name, "' is gone"));
+      file.body = BlobIndex{*now};
+    }
+    document = Render(files);
+  }
+  return {};
 }
 
 Result<ModelFiles> ReadModelFiles(const std::string& directory) {

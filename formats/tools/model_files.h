@@ -13,7 +13,10 @@
 
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -69,6 +72,9 @@ Status LeaveOut(Error why, StepModel& header);
 
 // The files that a step carries.  kInvalid for a document that is not of this form.
 Result<ModelFiles> ModelFilesOf(const StepModel& step);
+
+// The step's blobs have new numbers, by those that they had; kInvalid if a model file has none.
+Status RenumberModelFiles(StepModel& step, std::span<const std::optional<uint32_t>> numbers);
 
 // The model files of a directory that belongs to no step (mount --hf-config), as
 // texts.  kInvalid if it does not have a config.json that is a JSON object, or

@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::string_view kToolKey = "tool";
 constexpr std::string_view kOwnKey = "own";
+constexpr std::string_view kPackedKey = "packed";
 constexpr int kDeepest = 4;  // folders in folders
 constexpr size_t kMaxToolNotes = 1000;
 static_assert(kToolDocument == kDocumentOfTool);
@@ -193,7 +194,7 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   return folders;
 }
 
-Document Render(StepTool tool, const std::string& own) {
+Document Render(StepTool tool, const std::string& own, const std::set<std::string>& packed = {}) {
   PickleBuilder pickle;
   std::string_view word;
   for (const auto& [known, name] : kTools) {
@@ -202,7 +203,18 @@ Document Render(StepTool tool, const std::string& own) {
   const NodeId tool_key = pickle.String(kToolKey);
   const NodeId tool_value = pickle.String(word);
   const NodeId own_key = pickle.String(kOwnKey);
-  const NodeId root = pickle.Dict({{tool_key, tool_value}, {own_key, pickle.String(own)}});
+  std::vector<std::pair<NodeId, NodeId>> items{{tool_key, tool_value},
+                                               {own_key, pickle.String(own)}};
+  std::vector<std::pair<NodeId, NodeId>> paths;
+  for (const std::string& path : packed) {
+    const NodeId name = pickle.String(path);
+    paths.emplace_back(name, pickle.Int(1));
+  }
+  if (!paths.empty()) {
+    const NodeId packed_key = pickle.String(kPackedKey);
+    items.emplace_back(packed_key, pickle.Dict(paths));
+  }
+  const NodeId root = pickle.Dict(items);
   auto printed = PrintPickle(std::move(pickle).Finish(root));
   CKPT_CHECK(printed.has_value());  // texts
   return Document{
@@ -297,7 +309,21 @@ Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step) {
     if (blob.side || blob.root != 0 || !blob.path.starts_with(above)) continue;
     out.files.emplace(blob.path.substr(above.size()), BlobIndex{i});
   }
+  for (const auto& [path, one] : RootOf(tree)[kPackedKey].Items()) {
+    const auto name = path.String();
+    if (!name) return Fail(ErrorCode::kInvalid, "document 'training_tool': packed: not paths");
+    out.packed.emplace(*name);
+  }
   return std::optional(std::move(out));
+}
+
+Status NotePackedFiles(StepModel& step, const std::set<std::string>& files) {
+  CKPT_ASSIGN_OR_RETURN(auto tool, ToolFilesOf(step));
+  if (!tool || files.empty()) return {};
+  tool->packed.insert(files.begin(), files.end());
+  const auto document = std::ranges::find(step.documents, kToolDocument, &Document::key);
+  *document = Render(tool->tool, tool->own, tool->packed);
+  return {};
 }
 
 }  // namespace ckptfs

@@ -5,7 +5,8 @@
 // (schedulers, random states, counters of batches, scripts) and which are passed on to the job
 // that resumes.  Nothing is read of them.
 //
-//   document "training_tool" = {"tool": text, "own": path below the root}
+//   document "training_tool" = {"tool": text, "own": path below the root,
+//                               "packed": {path below `own`: 1}, absent without any}
 //
 // Thread safety: pure but for listing and looking at files.
 
@@ -66,9 +67,14 @@ struct ToolFiles {
   StepTool tool = StepTool::kNone;
   std::string own;                         // below the root of the step's files
   std::map<std::string, BlobIndex> files;  // by path below `own`; if that is a file, its name
+  // Files whose tensors lie elsewhere in the store by now: nobody can show them as they were.
+  std::set<std::string> packed;
 };
 
 // Nothing if no tool wrote the step.  kInvalid for a document of another form.
 Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step);
+
+// `files` of the step's own directory are packed from now on.  Nothing if no tool wrote it.
+Status NotePackedFiles(StepModel& step, const std::set<std::string>& files);
 
 }  // namespace ckptfs
