@@ -526,6 +526,9 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddSwitchCommand(*commands);
   AddWarmCommand(*commands);
   AddUpgradeCommand(*commands);
+  AddCompactCommand(*commands);
+  AddTagCommand(*commands);
+  AddRenameCommand(*commands);
   AddRemoveCommand(*commands);
   AddGcCommand(*commands);
   AddInfoCommand(*commands);

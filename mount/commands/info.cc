@@ -17,6 +17,7 @@
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
+#include "mount/commands/step_readers_text.h"
 #include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
@@ -151,6 +152,11 @@ void PrintText(const Json& info, const LayoutSurvey& survey, bool verbose) {
   if (info.contains("reason")) {
     fmt::print("{}: {}\n", info.value("state", ""), Printable(info.value("reason", "")));
   }
+  fmt::print("seen by: {}{}\n", Printable(info.value("seen_by", "")),
+             info.contains("kept_out_by") ? Printable(StrCat("; ", info.value("kept_out_by", "")))
+                                          : std::string());
+  if (info.value("compacted", false)) fmt::print("compacted: its source is not needed any more\n");
+  if (info.contains("tags")) fmt::print("tags: {}\n", Printable(Joined(info["tags"], ", ")));
   if (info.contains("hidden_from_others")) {
     fmt::print("other users do not see it: {}\n", Printable(info.value("hidden_from_others", "")));
   }
@@ -199,9 +205,16 @@ Status RunInfo(const InfoFlags& options) {
   if (!subject.skipped.empty()) info["skipped"] = subject.skipped;
   for (const Error& error : subject.refused) info["refused"].push_back(error.message);
   for (const StepRecord& record : subject.steps) info["run_steps"].push_back(record.id);
+  if (step->record.compacted) info["compacted"] = true;
+  for (const StepTag& tag : subject.tags) {
+    if (tag.id == step->record.id) info["tags"].push_back(tag.name);
+  }
   if (!subject.steps.empty()) info["lives"] = SplitIntoLives(subject.steps).size();
   info["state"] = SourceStateName(sources.state);
   if (!sources.reason.empty()) info["reason"] = sources.reason;
+  const ReadersText readers = DescribeReaders(*step, *blobs);
+  info["seen_by"] = readers.who;
+  if (!readers.kept_out.empty()) info["kept_out_by"] = readers.kept_out;
   const auto closed = FindClosedFile(step->model, *blobs);
   if (closed) info["hidden_from_others"] = DescribeClosedFile(*closed);
   if (options.json) {

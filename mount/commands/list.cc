@@ -44,6 +44,14 @@ std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>&
   return states;
 }
 
+std::string TagsOf(const Json& step) {
+  std::string names;
+  for (const Json& tag : step.value("tags", Json::array())) {
+    names += StrCat(names.empty() ? "" : ", ", tag.get<std::string>());
+  }
+  return names;
+}
+
 // Steps as RecordJson has them, with their "state" and "life".  Lives have a column where some run
 // has several.
 void PrintTable(const Json& steps) {
@@ -53,15 +61,20 @@ void PrintTable(const Json& steps) {
   });
   std::vector<std::vector<std::string>> rows = {
       {"STEP", "ITERATION", "SAVED", "AGE", "STATE", "SOURCE"}};
+  const bool tags = std::any_of(steps.begin(), steps.end(),
+                                [](const Json& step) { return !TagsOf(step).empty(); });
   if (lives) rows[0].insert(rows[0].begin() + 1, "LIFE");
+  if (tags) rows[0].insert(rows[0].begin() + 1, "TAGS");
   for (const Json& step : steps) {
     const int64_t saved = step.value("mtime_ns", int64_t{0});
     rows.push_back({Printable(step.value("step", "")),
                     std::to_string(step.value("iteration", uint64_t{0})), LocalTime(saved),
                     Ago(saved), Printable(step.value("state", "")),
                     Printable(step.value("source", ""))});
-    if (!lives) continue;
-    rows.back().insert(rows.back().begin() + 1, std::to_string(step.value("life", size_t{1})));
+    if (lives) {
+      rows.back().insert(rows.back().begin() + 1, std::to_string(step.value("life", size_t{1})));
+    }
+    if (tags) rows.back().insert(rows.back().begin() + 1, Printable(TagsOf(step)));
   }
   PrintColumns(rows);
 }
@@ -121,6 +134,24 @@ Json InMemory(const HeldSteps& held, const Json& published) {
   return steps;
 }
 
+// The names that users gave to each step, by "run/id".
+Result<std::map<std::string, std::vector<std::string>>> TagsOf(
+    Store& store, const std::vector<StepRecord>& records) {
+  std::map<std::string, std::vector<StepTag>> runs;
+  std::map<std::string, std::vector<std::string>> names;
+  for (const StepRecord& record : records) {
+    const auto [tags, first] = runs.try_emplace(record.run);
+    if (first) {
+      CKPT_ASSIGN_OR_RETURN(tags->second, store.Tags(record.run));
+    }
+    for (const StepTag& tag : tags->second) {
+      const bool its = tag.id == record.id && tag.unpacked == record.unpacked;
+      if (its) names[StrCat(record.run, "/", record.id)].push_back(tag.name);
+    }
+  }
+  return names;
+}
+
 Status RunList(const ListFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, StorePath(options.store));
   const HeldSteps held = HeldOf(path, options.run);  // before the store is looked at
@@ -130,10 +161,13 @@ Status RunList(const ListFlags& options) {
                         Published(*store, options.run, some));
   const std::vector<SourceReport> states = LookAtAll(*store, records);
   const std::map<std::string, size_t> lives = LivesOf(records, held);
+  CKPT_ASSIGN_OR_RETURN(auto tags, TagsOf(*store, records));
   Json steps = Json::array();
   for (size_t i = 0; i < records.size(); ++i) {
+    const std::string name = StrCat(records[i].run, "/", records[i].id);
     steps.push_back(RecordJson(records[i]));
-    steps.back()["life"] = lives.at(StrCat(records[i].run, "/", records[i].id));
+    steps.back()["life"] = lives.at(name);
+    steps.back()["tags"] = tags[name];
     steps.back()["state"] = SourceStateName(states[i].state);
     if (!states[i].reason.empty()) steps.back()["reason"] = states[i].reason;
   }

@@ -40,6 +40,7 @@ struct Removal {
   StepRecord record;
   std::vector<std::string> shown;  // mount points whose /view shows it
   std::vector<MountUser> users;    // files of it that are open go on
+  std::vector<std::string> tags;   // that go with it
 
   std::string name() const { return StrCat(record.run, "/", record.id); }
 };
@@ -74,7 +75,7 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
     const bool again = std::any_of(removals.begin(), removals.end(), [&](const Removal& one) {
       return one.record.run == record.run && one.record.id == record.id;
     });
-    if (!again) removals.push_back(Removal{std::move(record), {}, {}});
+    if (!again) removals.push_back(Removal{std::move(record), {}, {}, {}});
   }
   const std::vector<LiveMount> mounts = FindLiveMounts(store.directory());
   LookAtMounts(mounts, removals);
@@ -85,6 +86,16 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
                                            "step it "
                                            "shows. Nothing was removed; --force removes "
                                            "nevertheless"));
+  }
+  for (Removal& removal : removals) {
+    CKPT_ASSIGN_OR_RETURN(const auto tags, store.Tags(removal.record.run));
+    for (const StepTag& tag : tags) {
+      if (tag.id == removal.record.id) removal.tags.push_back(tag.name);
+    }
+    if (removal.tags.empty() || options.force) continue;
+    return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(),
+                                                 " has the tag '", removal.tags.front(), "'")}
+                    .Needing("run `ckptfs tag --delete RUN/NAME` first, or give --force"));
   }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;
@@ -131,6 +142,8 @@ Status RunRemove(const RemoveFlags& options) {
   for (const Removal& removal : removals) {
     done = store->Remove(removal.record);
     if (!done) break;
+    // Where there is no room they stay, and name a step that is gone.
+    for (const std::string& tag : removal.tags) (void)store->Untag(removal.record.run, tag);
     gone.push_back(removal.record);
     removed.push_back(RemovalJson(removal));
     if (!options.json) PrintRemoval(removal);

@@ -146,7 +146,8 @@ Result<LoadedSubject> LookAtPath(const std::string& subject, const IngestRequest
   step->record.mtime_ns = newest.model.mtime_ns;
   step->record.source = newest.candidate.Path();
   step->model = std::move(newest.model);
-  return LoadedSubject{std::move(step), std::move(ingest.skipped), std::move(ingest.refused), {}};
+  return LoadedSubject{
+      std::move(step), std::move(ingest.skipped), std::move(ingest.refused), {}, {}};
 }
 
 // The steps of the run that the store has under this name; none if it has no such run.
@@ -163,7 +164,8 @@ Result<LoadedSubject> LookAtStep(const std::string& subject, const std::string& 
   }
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
   CKPT_ASSIGN_OR_RETURN(auto step, (*opened)->Load(record));
-  return LoadedSubject{std::move(step), {}, {}, {}};
+  CKPT_ASSIGN_OR_RETURN(auto tags, (*opened)->Tags(record.run));
+  return LoadedSubject{std::move(step), {}, {}, {}, std::move(tags)};
 }
 
 // A word that could be a run, and is not a path.

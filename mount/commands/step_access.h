@@ -61,6 +61,7 @@ struct LoadedSubject {
   std::vector<std::string> skipped;  // "global_step20: incomplete: ..."
   std::vector<Error> refused;
   std::vector<StepRecord> steps;  // of the run, oldest first; none unless it was asked for
+  std::vector<StepTag> tags;      // of the run
 };
 Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::string& store,
                                     const IngestRequest& request);

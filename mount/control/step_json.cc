@@ -22,6 +22,7 @@ nlohmann::json RecordJson(const StepRecord& record) {
           {"mtime_ns", record.mtime_ns},
           {"source", record.source},
           {"provisional", record.provisional},
+          {"compacted", record.compacted},
           {"manifest", record.manifest.Hex()}};
 }
 
