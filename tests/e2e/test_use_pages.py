@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from daemon import FIXTURES
 from test_recipes import typed  # noqa: F401 (a fixture)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -42,3 +43,35 @@ def test_a_page_begins_with_commands_and_they_run(typed, page):  # noqa: F811
     for block in blocks(page):
         typed(variables + block)
         variables += ''.join(re.findall(r'^\w+=.*\n', block, flags=re.M))
+
+
+# Words of a row of instead-of.md -> what its DIR or FILE is.
+CONVERTED = {
+    'zero_to_fp32': TINY, 'ds_to_universal': TINY,
+    'dcp_to_torch_save': f'{FIXTURES}/dcp/fsdp2/ckpt', 'the same': f'{FIXTURES}/dcp/fsdp2/ckpt',
+    'torch_save_to_dcp': 'model.pt',
+    'merge-weights': f'{FIXTURES}/dcp/accelerate/ckpt',
+    'verl.model_merger': os.path.join(HERE, '..', 'golden', 'rank_shards', 'torch_2_13'),
+    'Megatron': f'{FIXTURES}/megatron/llama',
+}
+
+
+def rows():
+    """(words of the tool, what is written instead) of each row of instead-of.md."""
+    with open(os.path.join(PAGES, 'instead-of.md'), encoding='utf-8') as f:
+        cells = [line.strip('| \n').split(' | ') for line in f if line.startswith('|')]
+    return [(row[0], command) for row in cells for command in re.findall(r'`(ckptfs export [^`]*)`', row[-1])]
+
+
+def test_each_tool_has_a_line_that_was_tried():
+    assert all(any(words in tool for words in CONVERTED) for tool, _ in rows())
+    assert all(any(words in tool for tool, _ in rows()) for words in CONVERTED)
+
+
+@pytest.mark.parametrize('tool', CONVERTED)
+def test_a_line_in_place_of_a_tool_writes_files(typed, tool):  # noqa: F811
+    (command,) = [command for words, command in rows() if tool in words]
+    source = os.path.abspath(CONVERTED[tool]) if os.path.exists(CONVERTED[tool]) else CONVERTED[tool]
+    typed('python -c \'import torch; torch.save({"a.weight": torch.ones(4, 4)}, "model.pt")\'\n'
+          + re.sub(r'\b(DIR|FILE)\b', source, command) + '\n')
+    assert any(files for _, _, files in os.walk(typed.work / 'OUT'))
