@@ -161,6 +161,19 @@ Status AdoptAll(const MountRequest& request, StoreForAdoption& store, Filesystem
   return {};
 }
 
+// --step may be a tag; one that names nothing yet is awaited as an id.
+void ResolveTag(Store& store, FilesystemOptions& options) {
+  if (options.step == "latest") return;
+  std::string run = options.run.value_or("");
+  if (!options.run) {
+    const auto runs = store.Runs();
+    if (!runs || runs->size() != 1) return;
+    run = runs->front();
+  }
+  const auto step = store.Resolve(run, options.step);
+  if (step) options.step = step->id;
+}
+
 // "run/ckpt/step/global_step5/view", where /view leads.
 Result<std::string> ViewTargetOf(Filesystem& filesystem) {
   const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
@@ -268,6 +281,7 @@ Status OpenForMount(const MountRequest& request, bool again, Daemon& daemon,
     CKPT_RETURN_IF_ERROR(store.Open());
     daemon.store = store.Take();
   }
+  ResolveTag(*daemon.store, options);
   return {};
 }
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from daemon import BIN, FIXTURES, TALLY, Ckptfs, checkpoint, step_of
@@ -63,6 +64,19 @@ SOURCES = {
 }
 
 
+def tool_step(tmp_path, *parts):
+    """A directory as Trainer saves it, with an engine's or transformers' own files in it."""
+    step = tmp_path / 'tool' / 'run' / 'checkpoint-5'
+    for part in parts:
+        shutil.copytree(part, step, dirs_exist_ok=True)
+    state = {'global_step': 5, 'epoch': 1.0, 'log_history': [], 'max_steps': 9, 'is_world_process_zero': True}
+    (step / 'trainer_state.json').write_text(json.dumps(state))
+    torch.save({'x': torch.arange(9)}, step / 'rng_state_0.pth')
+    torch.save({'last_epoch': 5}, step / 'scheduler.pt')
+    (step / 'notes.txt').write_text('read me')
+    return str(step.parent)
+
+
 def steps_below(path):
     """The directory of a fixture that `adopt` is given."""
     for inner in ('ckpt', 'model', 'checkpoint', ''):
@@ -96,6 +110,22 @@ def test_views_are_the_same_files_without_the_source(ckptfs, tmp_path, name):
     assert [one['state'] for one in listed] == ['sound']
     again = compact(ckptfs, step, '--incomplete')
     assert not again['done'] and again['packed_files'] == again['kept_files'] == 0
+
+
+@pytest.mark.parametrize('kind', ['engine', 'plain'])
+def test_what_a_tool_resumes_from_stays_too(ckptfs, tmp_path, kind):
+    parts = [checkpoint('zero2')] if kind == 'engine' else [f'{FIXTURES}/huggingface/llama/ckpt']
+    source = tool_step(tmp_path, *parts)
+    step = ckptfs.adopt(source, 'run', extra=(TALLY if kind == 'engine' else ())).stdout.splitlines()[-1]
+    mount = ckptfs.mount()
+    before = digests(mount, 'run')
+    assert any(path.startswith('view/tp1/trainer/') for path in before)
+    assert any(path.endswith('trainer/notes.txt') for path in before)
+    report = compact(ckptfs, step, '--incomplete')
+    assert report['kept_files'] >= 3 and (kind == 'plain' or report['packed_files'])
+    shutil.rmtree(source)
+    ckptfs.umount(mount)
+    assert digests(ckptfs.mount(), 'run') == before
 
 
 def test_packed_files_are_plain_safetensors(ckptfs, tmp_path):

@@ -97,3 +97,16 @@ def test_damage_of_an_older_file_is_every_steps_damage(ckptfs):
         file.write(b'damage')
     done = ckptfs.run('verify', '--store', ckptfs.store, 'lora/2', check=False)
     assert done.returncode != 0 and 'rank-00000' in done.stdout + done.stderr, done
+
+
+def test_a_compacted_step_needs_no_other(ckptfs):
+    ckptfs.start()
+    wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+               'the receiver')
+    job = Job(ckptfs.store, 'lora')
+    for number in (1, 2, 3):
+        job.step(number)
+    # All its tensors are whole, and the store's: they stay where they are, shared with other steps.
+    said = ckptfs.run('compact', '--store', ckptfs.store, 'lora/2').stdout
+    assert 'nothing to do' in said and 'stay where they are' in said
+    job.check(1, 2, 3)

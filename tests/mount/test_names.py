@@ -34,6 +34,8 @@ def test_a_tag_stands_wherever_an_id_may(ckptfs, store, run, tmp_path):
     mount = ckptfs.mount('--run', 'run')
     ckptfs.run('switch', *store, 'run/best')
     assert os.readlink(f'{mount}/view').split('/')[3] == 'checkpoint-2'
+    named = ckptfs.mount('--step', 'best')
+    assert os.readlink(f'{named}/view').split('/')[3] == 'checkpoint-2'
     ckptfs.run('tag', *store, 'run/checkpoint-3', 'best')  # it moves
     assert ckptfs.run('resolve', *store, 'run', 'best').stdout == 'checkpoint-3\n'
     ckptfs.run('tag', *store, '--delete', 'run/best')
