@@ -13,6 +13,7 @@
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
 #include "formats/megatron/source.h"
+#include "formats/megatron/view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/rank_shards/source.h"
 #include "formats/resume/resume_view.h"
@@ -39,11 +40,12 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   };
   add(std::make_unique<RankFormat>());
   add(std::make_unique<deepspeed::UniversalFormat>());
-  add(std::make_unique<HuggingFaceFormat>(std::move(models)), Dialect::kHf);
+  add(std::make_unique<HuggingFaceFormat>(models), Dialect::kHf);
   for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
     add(std::make_unique<ResumeFormat>(tool));
   }
   add(std::make_unique<DcpFormat>());
+  formats.push_back(std::make_unique<MegatronFormat>(*translations, std::move(models)));
   return formats;
 }
 

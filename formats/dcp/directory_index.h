@@ -44,6 +44,8 @@ class DirectoryIndex {
   const std::vector<Entry>& entries() const { return entries_; }
   // The plan of a tensor.
   const MeshCut& CutOf(size_t entry) const { return *cuts_[entry].boxes; }
+  uint64_t BoxCount(size_t entry) const { return CutOf(entry).count(); }
+  MeshCut::Box BoxAt(size_t entry, uint64_t box) const { return CutOf(entry).At(box); }
 
   struct Place {
     uint64_t rank = 0;

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/dcp/box_index.h"
+#include "formats/dcp/directory_index.h"
 
 namespace ckptfs::dcp {
 namespace {
@@ -108,10 +110,10 @@ struct Unit {
   uint64_t count = 1;
 };
 
-template <class Sink>
+template <class Index, class Sink>
 class Writer {
  public:
-  Writer(const DirectoryIndex& index, Sink& sink) : index_(index), sink_(sink) {}
+  Writer(const Index& index, Sink& sink) : index_(index), sink_(sink) {}
 
   void Put(const Unit& unit) {
     switch (unit.kind) {
@@ -183,7 +185,7 @@ class Writer {
   // In the memo behind the constants: entries' keys, then files' names.
   uint64_t KeyMemo(uint64_t entry) const { return kMemoEnd + entry; }
   uint64_t FileMemo(uint64_t rank) const { return kMemoEnd + index_.entries().size() + rank; }
-  static bool IsWide(const Entry& entry) {
+  static bool IsWide(const auto& entry) {
     return std::any_of(entry.shape.begin(), entry.shape.end(), [](uint64_t dim) {
       return dim > static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
     });
@@ -222,7 +224,7 @@ class Writer {
   }
 
   void PutDescription(uint64_t at) {
-    const Entry& entry = index_.entries()[at];
+    const auto& entry = index_.entries()[at];
     PutString(entry.key);
     sink_.Put("r");
     PutLittle(KeyMemo(at), 4);
@@ -254,7 +256,7 @@ class Writer {
     sink_.Put(std::string_view("K\x00\x85R\x89tb", 7));
   }
   void PutChunk(uint64_t at, uint64_t box) {
-    const MeshCut::Box part = index_.CutOf(at).At(box);
+    const auto part = index_.BoxAt(at, box);
     const bool wide = IsWide(index_.entries()[at]);
     PutNew(kChunkClass);
     sink_.Put("}");
@@ -280,7 +282,7 @@ class Writer {
   }
 
   void PutStored(uint64_t at, uint64_t box) {
-    const Entry& entry = index_.entries()[at];
+    const auto& entry = index_.entries()[at];
     PutNew(kIndexClass);
     sink_.Put("}");
     Get(kNameText);
@@ -288,11 +290,11 @@ class Writer {
     sink_.Put("s");
     if (entry.tensor) {
       Get(kOffsetText);
-      PutSize(index_.CutOf(at).At(box).begin, IsWide(entry));
+      PutSize(index_.BoxAt(at, box).begin, IsWide(entry));
       sink_.Put("s");
     }
     sink_.Put("b");
-    const DirectoryIndex::Place place = index_.PlaceOf(at, box);
+    const auto place = index_.PlaceOf(at, box);
     PutNew(kInfoClass);
     sink_.Put("}");
     Get(kPathText);
@@ -306,23 +308,24 @@ class Writer {
     sink_.Put("sbs");
   }
 
-  const DirectoryIndex& index_;
+  const Index& index_;
   Sink& sink_;
 };
 
-uint64_t SizeOf(const DirectoryIndex& index, Unit unit) {
+template <class Index>
+uint64_t SizeOf(const Index& index, Unit unit) {
   const uint64_t count = std::exchange(unit.count, 1);
   Counter counter;
-  Writer<Counter>(index, counter).Put(unit);
+  Writer<Index, Counter>(index, counter).Put(unit);
   return counter.size() * count;
 }
 
 // visit(Unit) for all of the file, in order.
-template <class Visit>
-void ForEachUnit(const DirectoryIndex& index, const Visit& visit) {
+template <class Index, class Visit>
+void ForEachUnit(const Index& index, const Visit& visit) {
   const auto boxes = [&](Unit::Kind kind, uint64_t e) {
     const bool tensor = index.entries()[e].tensor;
-    visit(Unit{kind, e, 0, tensor ? index.CutOf(e).count() : 1});
+    visit(Unit{kind, e, 0, tensor ? index.BoxCount(e) : 1});
   };
   visit(Unit{Unit::Kind::kBegin});
   for (uint64_t rank = 0; rank < index.ranks(); ++rank) {
@@ -342,14 +345,15 @@ void ForEachUnit(const DirectoryIndex& index, const Visit& visit) {
 }
 
 // Units that are rendered together.
+template <class Index>
 struct Pieces {
-  std::shared_ptr<const DirectoryIndex> index;
+  std::shared_ptr<const Index> index;
   std::vector<Unit> units;
   std::vector<size_t> begins;  // of each piece in `units`, and the end
 
   Result<std::string> Render(uint64_t piece) const {
     Text text;
-    Writer<Text> writer(*index, text);
+    Writer<Index, Text> writer(*index, text);
     for (size_t u = begins[piece]; u < begins[piece + 1]; ++u) writer.Put(units[u]);
     return std::move(text).Take();
   }
@@ -359,14 +363,16 @@ struct Pieces {
 
 std::string DataFileName(uint64_t rank) { return StrCat("__", rank, "_0.distcp"); }
 
-uint64_t MetadataSize(const DirectoryIndex& index) {
+template <class Index>
+uint64_t MetadataSize(const Index& index) {
   uint64_t size = 0;
   ForEachUnit(index, [&](const Unit& unit) { size += SizeOf(index, unit); });
   return size;
 }
 
-Plan MetadataPlan(std::shared_ptr<const DirectoryIndex> index) {
-  auto pieces = std::make_shared<Pieces>();
+template <class Index>
+Plan MetadataPlan(std::shared_ptr<const Index> index) {
+  auto pieces = std::make_shared<Pieces<Index>>();
   pieces->index = std::move(index);
   pieces->begins.push_back(0);
   std::vector<uint64_t> lengths;
@@ -396,5 +402,10 @@ Plan MetadataPlan(std::shared_ptr<const DirectoryIndex> index) {
   for (size_t i = 0; i < lengths.size(); ++i) plan.Append(lengths[i], RenderedSegment{renderer, i});
   return std::move(plan).Finish();
 }
+
+template uint64_t MetadataSize(const DirectoryIndex&);
+template uint64_t MetadataSize(const BoxIndex&);
+template Plan MetadataPlan(std::shared_ptr<const DirectoryIndex>);
+template Plan MetadataPlan(std::shared_ptr<const BoxIndex>);
 
 }  // namespace ckptfs::dcp

@@ -26,17 +26,20 @@
 
 #include "core/base/result.h"
 #include "core/view/plan.h"
-#include "formats/dcp/directory_index.h"
 
 namespace ckptfs::dcp {
 
 // The name of a rank's data file.
 std::string DataFileName(uint64_t rank);
 
+// `Index` says which boxes there are and where they lie: a DirectoryIndex or a BoxIndex.
+
 // The exact length, in time of the number of entries and ranks, not of chunks.
-uint64_t MetadataSize(const DirectoryIndex& index);
+template <class Index>
+uint64_t MetadataSize(const Index& index);
 
 // The file as pieces that are rendered when they are read.
-Plan MetadataPlan(std::shared_ptr<const DirectoryIndex> index);
+template <class Index>
+Plan MetadataPlan(std::shared_ptr<const Index> index);
 
 }  // namespace ckptfs::dcp

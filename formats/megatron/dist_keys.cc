@@ -3,6 +3,8 @@
 #include "formats/megatron/dist_keys.h"
 
 #include <algorithm>
+#include <charconv>
+#include <utility>
 
 #include "core/base/strings.h"
 
@@ -20,15 +22,38 @@ std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find
 
 std::string StackedName::OfLayer(uint64_t layer) const { return StrCat(before, layer, ".", after); }
 
-std::optional<StackedName> StackedNameOf(std::string_view key) {
+namespace {
+
+// Where the name of a block ends in the key, that of its layers included; nothing outside of one.
+std::optional<size_t> BlockEnd(std::string_view key) {
   for (const std::string_view block : kBlocks) {
     const size_t at = key.find(block);
     if (at == std::string_view::npos || (at > 0 && key[at - 1] != '.')) continue;
-    const size_t end = at + block.size();
-    if (end == key.size() || IsNumber(FirstWord(key.substr(end)))) return std::nullopt;
-    return StackedName{key.substr(0, end), key.substr(end)};
+    return at + block.size();
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<StackedName> StackedNameOf(std::string_view key) {
+  const auto end = BlockEnd(key);
+  if (!end || *end == key.size() || IsNumber(FirstWord(key.substr(*end)))) return std::nullopt;
+  return StackedName{key.substr(0, *end), key.substr(*end)};
+}
+
+std::optional<LayeredName> LayeredNameOf(std::string_view name) {
+  const auto end = BlockEnd(name);
+  if (!end) return std::nullopt;
+  const std::string_view number = FirstWord(name.substr(*end));
+  LayeredName out{name.substr(0, *end), 0, {}};
+  const auto parsed =
+      std::from_chars(number.data(), number.data() + number.size(), out.layer);
+  const bool all = parsed.ec == std::errc() && parsed.ptr == number.data() + number.size();
+  if (!all || *end + number.size() + 1 >= name.size()) return std::nullopt;
+  if (std::to_string(out.layer) != number) return std::nullopt;
+  out.after = name.substr(*end + number.size() + 1);
+  return out;
 }
 
 std::optional<OptimizerKey> OptimizerKeyOf(std::string_view key) {
@@ -54,6 +79,32 @@ std::optional<OptimizerKey> OptimizerKeyOf(std::string_view key) {
   return out;
 }
 
-std::string_view ObjectName(std::string_view key) { return key.substr(0, key.find("/shard_")); }
+namespace {
+
+constexpr std::string_view kShard = "/shard_";
+
+}  // namespace
+
+std::string_view ObjectName(std::string_view key) { return key.substr(0, key.find(kShard)); }
+
+std::string_view ObjectPlace(std::string_view key) {
+  const size_t at = key.find(kShard);
+  return at == key.npos ? std::string_view() : key.substr(at + kShard.size());
+}
+
+std::vector<std::string> PlacesOf(const Shape& grid) {
+  std::vector<std::string> places = {""};
+  std::string all;
+  for (const uint64_t size : grid) {
+    std::vector<std::string> next;
+    for (const std::string& place : places) {
+      for (uint64_t i = 0; i < size; ++i) next.push_back(StrCat(place, all.empty() ? "" : ".", i));
+    }
+    places = std::move(next);
+    all += StrCat(all.empty() ? "" : ".", size);
+  }
+  for (std::string& place : places) place += StrCat("_", all);
+  return places;
+}
 
 }  // namespace ckptfs::megatron

@@ -21,6 +21,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "core/tensor/shape.h"
 
 namespace ckptfs::megatron {
 
@@ -35,6 +38,16 @@ struct StackedName {
 // Nothing for a tensor of one layer, or of none.
 std::optional<StackedName> StackedNameOf(std::string_view key);
 
+// A tensor of one layer: "decoder.layers." 3 "mlp.linear_fc1.weight".
+struct LayeredName {
+  std::string_view before;
+  uint64_t layer = 0;
+  std::string_view after;
+};
+
+// Nothing for a tensor of all layers, or of none.
+std::optional<LayeredName> LayeredNameOf(std::string_view name);
+
 // A key of an optimizer.
 struct OptimizerKey {
   std::string_view chain;   // "chained_0."; "" of the only one
@@ -47,6 +60,14 @@ std::optional<OptimizerKey> OptimizerKeyOf(std::string_view key);
 
 // The key of an object without the place of its part: "rng_state".
 std::string_view ObjectName(std::string_view key);
+
+// What a key of an object says of its part: "2.0_4.4", that it is part (2, 0) of 4 x 4.
+std::string_view ObjectPlace(std::string_view key);
+// The places of all parts of a grid, in row-major order.
+std::vector<std::string> PlacesOf(const Shape& grid);
+
+// A module keeps an object of this name beside its tensors.
+inline constexpr std::string_view kExtraState = "_extra_state";
 
 inline constexpr std::string_view kCommonObject = "common_state/shard_0_1";
 

@@ -13,6 +13,8 @@
 #include "core/model/left_out.h"
 #include "core/state/model_config.h"
 #include "formats/megatron/args_config.h"
+#include "formats/megatron/group_rule.h"
+#include "formats/megatron/source_form.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/made_config.h"
 #include "formats/tools/model_files.h"
@@ -26,9 +28,6 @@ namespace {
 constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
 constexpr std::string_view kMaster = "master";
 constexpr std::string_view kOurKinds[] = {"weight", "master", "step"};
-
-// A module keeps this beside its tensors: it counts as one entry, whatever layers have it.
-constexpr std::string_view kExtraState = "_extra_state";
 
 std::string_view KindOf(std::string_view stored) {
   return stored == "param" || stored == "fp32_param" ? kMaster : stored;
@@ -61,15 +60,6 @@ ScalarValue StepValue(int64_t step) {
   return ScalarValue{DType::kI64, {}, std::string(bytes.data(), bytes.size()), true};
 }
 
-bool IsExperts(std::string_view name) {
-  return name.find(".mlp.experts.") != std::string_view::npos;
-}
-
-// Biases and vectors: optimizer_config.py, standard overrides of core 0.16.1.
-bool Decays(const StateDict::Tensor& tensor) {
-  return tensor.shape.size() != 1 && !tensor.name.ends_with(".bias");
-}
-
 }  // namespace
 
 Result<StepModel> Reader::Read() && {
@@ -89,6 +79,7 @@ Result<StepModel> Reader::Read() && {
     dict_.sizes.recorded.erase("vocab_size");
     CKPT_ASSIGN_OR_RETURN(Settled settled, Settle(dict_, options_, assembler_));
     CKPT_RETURN_IF_ERROR(AddDocuments(common));
+    assembler_.header().documents.push_back(DocumentOf(FormOf(state.metadata())));
     return settled;
   };
   auto settled = work();
@@ -264,7 +255,7 @@ std::optional<std::vector<std::vector<size_t>>> MembersOf(
     for (size_t g = 0; g < groups.size(); ++g) {
       if (groups[g].experts != experts) continue;
       all.push_back(g);
-      if (groups[g].decays == Decays(tensors[i])) fit.push_back(g);
+      if (groups[g].decays == Decays(tensors[i].name, tensors[i].shape)) fit.push_back(g);
     }
     if (all.size() == 1) fit = all;  // it must be in one
     if (fit.size() != 1) return std::nullopt;

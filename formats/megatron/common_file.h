@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CommonFile is common.pt of a view: what all ranks of a job that loads it have in common.  Cores
+// up to 0.18 need it, and later ones read it where it is there.
+//
+//   args                 a Namespace: the source's job's, with the layout's degrees, or the sizes
+//                        that Megatron compares with its own (check_checkpoint_args).  no_save_rng
+//                        is True, and no_save_optim where there is no optimizer: both have a job
+//                        not ask for these, without a flag of its own
+//   checkpoint_version   3.0
+//   iteration            the step's
+//   content_metadata     how the optimizer is cut (fully_reshardable), and how keys are spelled
+//   optimizer            the dicts of its groups
+//   ...                  all else that a Megatron step has: the schedule, counters
+//
+// Source: megatron/training/checkpointing.py of core 0.16 to 0.20.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <optional>
+
+#include "core/base/result.h"
+#include "core/view/shown_state.h"
+#include "formats/megatron/target_groups.h"
+#include "formats/torch/archive_builder.h"
+
+namespace ckptfs::megatron {
+
+// `config`: the model's config.json, or "".
+Result<ArchiveContent> CommonFile(const ShownState& shown, const std::optional<TargetGroups>& groups,
+                                  std::string_view config);
+
+}  // namespace ckptfs::megatron

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/megatron/view.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/view/shard.h"
+#include "core/view/view_tree.h"
+#include "formats/dcp/metadata_writer.h"
+#include "formats/megatron/common_file.h"
+#include "formats/megatron/dist_directory.h"
+#include "formats/megatron/view_entries.h"
+#include "formats/tools/made_config.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kTop = "megatron";
+// The folder in common.pt's zip.
+constexpr std::string_view kCommonFolder = "common";
+// Cores up to 0.18 take these four keys and no other.
+constexpr std::string_view kBackend =
+    R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+    R"("common_backend": "torch", "common_backend_version": 1})";
+
+// A step under megatron-core's names, and why it does not have its optimizer.
+struct Named {
+  std::shared_ptr<const ShownState> shown;
+  std::optional<Error> without_optimizer;
+};
+
+ViewTree::Text TextOf(std::string text) {
+  return std::make_shared<const std::string>(std::move(text));
+}
+
+// The files of the directory; its keys are the entries'.
+class Composer {
+ public:
+  Composer(const ShownState& shown, std::shared_ptr<ViewTree> tree)
+      : shown_(shown), tree_(std::move(tree)) {}
+
+  void AddMarks() {
+    const std::string iteration = std::to_string(shown_.step().iteration);
+    const std::string zeros(iteration.size() < 7 ? 7 - iteration.size() : 0, '0');
+    folder_ = StrCat(kTop, "/iter_", zeros, iteration);
+    tree_->AddText(StrCat(kTop, "/", megatron::kTrackerFile), TextOf(iteration));
+    tree_->AddText(StrCat(folder_, "/", megatron::kBackendFile), TextOf(std::string(kBackend)));
+  }
+
+  Status AddCommon(ArchiveContent content) {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(kCommonFolder));
+    const auto kept = std::make_shared<const ArchiveContent>(std::move(content));
+    tree_->AddMade(
+        StrCat(folder_, "/", megatron::kCommonFile), size, Reading::kCopied,
+        [kept]() -> Result<Plan> { return ArchiveContent(*kept).MakePlan(kCommonFolder); }, size);
+    return {};
+  }
+
+  void AddTensors(std::shared_ptr<const dcp::BoxIndex> index) {
+    tree_->AddMade(
+        StrCat(folder_, "/.metadata"), dcp::MetadataSize(*index), Reading::kRandom,
+        [index]() -> Result<Plan> { return dcp::MetadataPlan(index); }, index->MemoryBytes());
+    for (uint64_t file = 0; file < index->ranks(); ++file) {
+      if (index->FileSize(file) == 0) continue;
+      tree_->AddMade(StrCat(folder_, "/", dcp::DataFileName(file)), index->FileSize(file),
+                     Reading::kOnce, [index, file]() -> Result<Plan> {
+                       PlanBuilder plan;
+                       CKPT_RETURN_IF_ERROR(index->AppendFile(file, plan));
+                       return std::move(plan).Finish();
+                     });
+    }
+  }
+
+ private:
+  const ShownState& shown_;
+  const std::shared_ptr<ViewTree> tree_;
+  std::string folder_;
+};
+
+// A translated step is Megatron's if its source was; else the names are all that is known.
+bool IsOfMegatron(const StepModel& step) { return step.framework == kTop; }
+
+Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownState> shown) {
+  if (IsOfMegatron(shown->step())) return Named{std::move(shown), std::nullopt};
+  const Layout& layout = shown->layout();
+  auto all = translations.To(shown->shared_step(), Dialect::kMcore);
+  if (all) return Named{ShownState::Of(*std::move(all), layout), std::nullopt};
+  auto weights = translations.To(shown->shared_step(), Dialect::kMcore, Carried::kWeights);
+  if (!weights) return Fail(std::move(weights).error());
+  return Named{ShownState::Of(*std::move(weights), layout), std::move(all).error()};
+}
+
+std::string WithoutOptimizer(const Error& why) {
+  return StrCat("the optimizer: ", why.message,
+                "; a job that loads this begins a new one (no_save_optim)");
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> MegatronFormat::Open(
+    std::shared_ptr<const ShownState> shown) const {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(shown->step(), shown->layout()));
+  CKPT_ASSIGN_OR_RETURN(Named named, NamedAs(*translations_, shown));
+  const ShownState& state = *named.shown;
+  CKPT_RETURN_IF_ERROR(state.CheckNames());
+  auto tree = std::make_shared<ViewTree>(named.shown);
+
+  auto groups = megatron::TargetGroupsOf(state);
+  if (!groups) {
+    if (groups.error().code != ErrorCode::kUnsupported) return Fail(std::move(groups).error());
+    named.without_optimizer = std::move(groups).error();
+    groups = std::optional<megatron::TargetGroups>();
+  }
+  if (named.without_optimizer) tree->LeaveOut(WithoutOptimizer(*named.without_optimizer));
+  if (*groups) {
+    for (const std::string& note : (*groups)->notes) tree->LeaveOut(note);
+  }
+
+  megatron::ViewRequest request;
+  CKPT_ASSIGN_OR_RETURN(request.form, megatron::SourceFormOf(state.step()));
+  request.optimizer = groups->has_value();
+  request.cut_from = cut_from_;
+  CKPT_ASSIGN_OR_RETURN(auto entries, megatron::EntriesOf(state, request));
+  CKPT_ASSIGN_OR_RETURN(dcp::BoxIndex index,
+                        dcp::BoxIndex::Build(std::move(entries), state.layout().tp));
+
+  const auto own = ModelFilesOf(state.step());
+  const ModelFiles none;
+  const std::string* config =
+      ChosenModelFiles(state.step(), own ? *own : none, given_).config();
+  CKPT_ASSIGN_OR_RETURN(
+      ArchiveContent common,
+      megatron::CommonFile(state, *groups, config == nullptr ? "" : std::string_view(*config)));
+
+  Composer composer(state, tree);
+  composer.AddMarks();
+  CKPT_RETURN_IF_ERROR(composer.AddCommon(std::move(common)));
+  composer.AddTensors(std::make_shared<const dcp::BoxIndex>(std::move(index)));
+  return tree;
+}
+
+}  // namespace ckptfs
