@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views that Megatron loads: real models of megatron-core, cut in other ways than the source, have in memory what the source's live engine had.
+
+Sources are Megatron's own saves, engines of DeepSpeed around models of transformers, and directories of Hugging Face.  Truth
+is what Megatron's own reader found in its save, or what was gathered from the engine's memory, put into Megatron's order by
+torch's own words (`mcore_of`).  megatron_loads.py has the ranks, which compare every tensor, the logits and a next step.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import daemon
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MEGATRON = os.path.join(daemon.FIXTURES, 'megatron')
+ENGINES = os.path.join(daemon.FIXTURES, 'huggingface')
+BLOCK = 'decoder.layers.'
+STATES = 'optimizer.state.'
+# What transformers' fixtures are, in make_megatron's words; their vocabulary of 250 is padded by the run.
+TINY = {'layers': 2, 'hidden': 48, 'heads': 6, 'groups': 2, 'channels': 8, 'ffn': 104, 'vocab': 256, 'eps': 1e-6}
+MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral': {**TINY, 'experts': 4, 'eps': 1e-5, 'base': 1000000}}
+# make_megatron's own, as they were saved
+OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, 'qwen2': {'bias': True, 'groups': 2},
+       'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
+       'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'buckets': {}, 'plain_adam': {}}
+# (source, [tp, pp, ep], layout).  TP with experts would need sequence parallelism.
+CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 4, 1], 'pp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('tied', [4, 1, 1], 'tp4'), ('qwen2', [1, 2, 1], 'pp2'),
+         ('qwen3', [2, 2, 1], 'tp2_pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'),
+         ('qwen3_moe', [1, 1, 1], 'dp4'), ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
+GROUP = {'lr': 1e-2, 'eps': 1e-8, 'step': 2}
+ENGINE_CELLS = [('llama_zero1', [2, 1, 1], 'tp2'), ('llama_zero3', [1, 2, 1], 'pp2'), ('llama_autotp2', [2, 2, 1], 'tp2_pp2'),
+                ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
+                ('mixtral_zero1', [1, 2, 1], 'pp2'), ('llama', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2'), ('mixtral', [1, 1, 4], 'dp4_ep4')]
+
+
+def own_truth(name):
+    """What Megatron's reader found, by the keys of torch_dist in their newest form."""
+    plain = torch.load(f'{MEGATRON}/{name}/plain.pt')
+    plain = {k: v for k, v in plain.items() if not k.startswith('optimizer.distributed')}
+    return {k.replace('.fp32_param.', '.param.'): v for k, v in plain.items()}
+
+
+def joined(q, k, v, groups):
+    """Megatron's order: each group's queries, its key, its value."""
+    apart = [part.reshape(groups, -1, *part.shape[1:]) for part in (q, k, v)]
+    return torch.cat(apart, 1).reshape(-1, *q.shape[1:])
+
+
+def mcore_of(files, c):
+    """Tensors by the modules' names of transformers as torch_dist has them."""
+    out = {'embedding.word_embeddings.weight': files['model.embed_tokens.weight'],
+           'decoder.final_layernorm.weight': files['model.norm.weight']}
+    if not c.get('tied'):
+        out['output_layer.weight'] = files['lm_head.weight']
+    layers = []
+    for layer in range(c['layers']):
+        of = {k.removeprefix(f'model.layers.{layer}.'): v for k, v in files.items() if k.startswith(f'model.layers.{layer}.')}
+        one = {'self_attention.linear_qkv.layer_norm_weight': of['input_layernorm.weight'],
+               'self_attention.linear_proj.weight': of['self_attn.o_proj.weight'],
+               'mlp.linear_fc1.layer_norm_weight': of['post_attention_layernorm.weight']}
+        for kind in ('weight', 'bias') if c.get('bias') else ('weight', ):
+            one[f'self_attention.linear_qkv.{kind}'] = joined(*(of[f'self_attn.{part}_proj.{kind}'] for part in 'qkv'), c['groups'])
+        if c.get('experts'):
+            one |= {'mlp.router.weight': of['mlp.gate.weight'],
+                    'mlp.experts.experts.linear_fc1.weight': of['mlp.experts.gate_up_proj'],
+                    'mlp.experts.experts.linear_fc2.weight': of['mlp.experts.down_proj']}
+        else:
+            one |= {'mlp.linear_fc1.weight': torch.cat([of['mlp.gate_proj.weight'], of['mlp.up_proj.weight']]),
+                    'mlp.linear_fc2.weight': of['mlp.down_proj.weight']}
+        layers.append(one)
+    return out | {BLOCK + key: torch.stack([one[key] for one in layers]) for key in layers[0]}
+
+
+def engine_truth(name, c):
+    """What was in the memory of a live engine of DeepSpeed, or in the model that was saved."""
+    truth = load_file(f'{ENGINES}/{name}/truth.safetensors')
+
+    def of(kind):
+        return {k.removeprefix(kind + '/'): v for k, v in truth.items() if k.startswith(kind + '/')}
+
+    out = mcore_of(of('weight'), c)
+    for ours, kind in (('model', 'param'), ('exp_avg', 'exp_avg'), ('exp_avg_sq', 'exp_avg_sq')):
+        if files := of(ours):
+            out |= {f'{STATES}{kind}.{k}': v for k, v in mcore_of(files, c).items()}
+    return out, of('weight')
+
+
+def keep_logits(name, weights, path):
+    """What transformers computes with the truth."""
+    config = AutoConfig.from_pretrained(f'{ENGINES}/{name}/ckpt')
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation='eager').eval()
+    model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
+    tokens = torch.randint(0, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.save({'tokens': tokens, 'logits': model(tokens).logits}, path)
+
+
+def step_in(view):
+    """The step that the tracker names."""
+    with open(f'{view}/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
+        return f'{view}/iter_{int(f.read()):07d}'
+
+
+@pytest.fixture(scope='module')
+def loads(tmp_path_factory):
+    """All directories of one mount, loaded: {cell: what is wrong}; the mount, and the program."""
+    folder = str(tmp_path_factory.mktemp('loads'))
+    program = daemon.Ckptfs(folder)
+    for name in OWN:
+        program.adopt(f'{MEGATRON}/{name}', f'own_{name}')
+    for name in {cell[0] for cell in ENGINE_CELLS}:
+        program.adopt(f'{ENGINES}/{name}/ckpt', name)
+    mount = program.mount()
+    tasks = []
+
+    def add(run, model, degrees, layout, strict, truth, optimizer, logits, group):
+        at = f'{folder}/{run}.pt'
+        if not os.path.exists(at):
+            torch.save(truth, at)
+        shown = daemon.step_of(mount, run) + f'/view/{layout}/megatron'
+        said = [int((re.search(rf'(?<![a-z]){degree}(\d+)', layout) or [0, 1])[1]) for degree in ('tp', 'pp')]
+        tasks.append({'name': f'{run} {layout}', 'model': model, 'degrees': degrees, 'step': step_in(shown), 'strict': strict,
+                      'truth': at, 'optimizer': optimizer, 'logits': logits, 'group': group, 'run': said})
+
+    for name, degrees, layout in CELLS:
+        truth = own_truth(name)
+        model = {**OWN[name], 'sharding': 'fully_reshardable'}
+        add(f'own_{name}', model, degrees, layout, 'raise_all', truth, any(k.startswith(STATES) for k in truth),
+            f'{MEGATRON}/{name}/logits.pt', GROUP)
+    for name, degrees, layout in ENGINE_CELLS:
+        c = MODELS[name.partition('_')[0]]
+        truth, weights = engine_truth(name, c)
+        keep_logits(name, weights, f'{folder}/{name}.logits')
+        add(name, c, degrees, layout, 'raise_unexpected', truth, any(k.startswith(STATES) for k in truth), f'{folder}/{name}.logits', GROUP)
+    with open(f'{folder}/tasks.json', 'w', encoding='utf-8') as f:
+        json.dump(tasks, f)
+    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_loads.py', f'{folder}/tasks.json', f'{folder}/out.json'], check=True,
+                   timeout=500)
+    with open(f'{folder}/out.json', encoding='utf-8') as f:
+        yield json.load(f), mount, program
+    program.close()
+
+
+@pytest.mark.parametrize('name, degrees, layout', CELLS)
+def test_megatron_resumes_from_its_own_save_at_other_degrees(loads, name, degrees, layout):
+    assert loads[0][f'own_{name} {layout}'] == []
+
+
+@pytest.mark.parametrize('name, degrees, layout', ENGINE_CELLS)
+def test_megatron_begins_with_models_of_transformers(loads, name, degrees, layout):
+    assert loads[0][f'{name} {layout}'] == []
