@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -37,6 +38,7 @@ constexpr std::string_view kExpertsMark = "is_expert_parallel";
 constexpr std::string_view kDecayMark = "wd_mult";
 constexpr std::string_view kDecay = "weight_decay";
 constexpr std::string_view kStep = "step";
+constexpr std::string_view kFirstRate = "initial_lr";  // torch's schedules keep it
 // The hyper-parameters of other Adams that Megatron's has.
 constexpr std::string_view kOfAdam[] = {"lr", "betas", "eps", kDecay};
 
@@ -193,6 +195,7 @@ class Maker {
       return Fail(ErrorCode::kUnsupported,
                   "a group of its optimizer has amsgrad or maximize, which Megatron's does not");
     }
+    if (dict[kFirstRate]) values.emplace(kFirstRate, Printed(dict[kFirstRate]));
     values.emplace("bias_correction",
                    PrintedBool(dict["bias_correction"].Bool().value_or(true)));
     values.emplace("default_config", PrintedBool(true));
@@ -242,10 +245,31 @@ class Maker {
     TargetGroup group{key.experts, key.decays, {}};
     group.values.emplace_back(kExpertsMark, PrintedBool(key.experts));
     group.values.emplace_back(kDecayMark, PrintedFloat(key.decays ? 1.0 : 0.0));
-    for (const auto& [name, value] : found->second.values) group.values.emplace_back(name, value);
+    for (const auto& [name, value] : found->second.values) {
+      if (own_ || name != kFirstRate) group.values.emplace_back(name, value);
+    }
     group.values.emplace_back(
         kStep, PrintedNew([&](PickleBuilder& b) { return b.Int(step); }));
+    if (!own_) AddUnderRates(group, found->second.values);
     out_.groups.push_back(std::move(group));
+  }
+
+  // Later cores (0.19.2) find a group by the greatest and the least rate of the run's own arguments,
+  // too, which another optimizer's groups do not have.  The group is there under each pair that
+  // its rate makes likely; a run takes the one that it asks for by name, or fails.  Older cores
+  // take the last one.
+  void AddUnderRates(const TargetGroup& group, const Values& values) {
+    std::set<std::string_view> greatest = {values.find("lr")->second};
+    const auto first = values.find(kFirstRate);
+    if (first != values.end()) greatest.insert(first->second);
+    for (const std::string_view rate : greatest) {
+      for (const bool least : {false, true}) {
+        TargetGroup other = group;
+        other.values.emplace_back("max_lr", rate);
+        if (least) other.values.emplace_back("min_lr", PrintedFloat(0.0));
+        out_.groups.push_back(std::move(other));
+      }
+    }
   }
 
   const ShownState& shown_;

@@ -47,7 +47,7 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
   add("temperature", {}, Pattern::Replicate(), StageRule::kLast);
   add("empty", {0, kHidden}, Pattern::Replicate(), StageRule::kLast);
   for (uint32_t i = 0; i < options.layers; ++i) {
-    const std::string at = StrCat("layers.", i, ".");
+    const std::string at = StrCat(options.megatron ? "decoder.layers." : "layers.", i, ".");
     const auto layer = StageRule::kLayer;
     add(at + "norm.weight", {kHidden}, Pattern::Replicate(), layer, i);
     add(at + "qkv.weight", {16, kHidden}, Pattern::Shard(0, {8, 4, 4}), layer, i);
@@ -55,7 +55,12 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
     add(at + "gate_up.weight", {24, kHidden}, Pattern::Shard(0, {12, 12}), layer, i);
     add(at + "out.bias", {kHidden}, Pattern::Replicate(), layer, i, Role::kFrozen);
     add(at + "freq", {3}, Pattern::Replicate(), layer, i, Role::kBuffer);
-    for (uint32_t e = 0; e < options.experts; ++e) {
+    if (options.megatron && options.experts > 0) {
+      add(at + "mlp.experts.experts.linear_fc1.weight", {options.experts, 6, kHidden},
+          Pattern::Shard(1, {3, 3}), layer, i);
+      list.back().stacked_experts = options.experts;
+    }
+    for (uint32_t e = 0; e < options.experts && !options.megatron; ++e) {
       add(StrCat(at, "deepspeed_experts.", e, ".weight"), {5, kHidden}, Pattern::Replicate(), layer,
           i);
       list.back().expert = e;
@@ -85,12 +90,18 @@ std::string Stored(AtomIndex atom, uint64_t elements, DType dtype) {
   return bytes;
 }
 
-std::string HyperParameters(double rate, double decay) {
+std::string HyperParameters(double rate, double decay, bool megatron) {
   PickleBuilder builder;
   const NodeId betas = builder.Tuple({builder.Float(0.9), builder.Float(0.95)});
-  const NodeId root = builder.Dict({{builder.String("lr"), builder.Float(rate)},
-                                    {builder.String("betas"), betas},
-                                    {builder.String("weight_decay"), builder.Float(decay)}});
+  std::vector<std::pair<NodeId, NodeId>> items = {
+      {builder.String("lr"), builder.Float(rate)},
+      {builder.String("betas"), betas},
+      {builder.String("weight_decay"), builder.Float(decay)}};
+  if (megatron) {
+    items.emplace_back(builder.String("lr_mult"), builder.Float(1.0));
+    items.emplace_back(builder.String("is_decoupled_lr"), builder.Bool(false));
+  }
+  const NodeId root = builder.Dict(items);
   return PrintPickle(std::move(builder).Finish(root)).value();
 }
 
@@ -157,7 +168,7 @@ void AddGroups(Assembler& assembler, const TinyStepOptions& options,
     groups[second ? 1 : 0].parameters.push_back(ParameterIndex{i});
   }
   for (size_t g = 0; g < groups.size(); ++g) {
-    groups[g].hyper_parameters = HyperParameters(0.01, g == 0 ? 0.1 : 0.0);
+    groups[g].hyper_parameters = HyperParameters(0.01, g == 0 ? 0.1 : 0.0, options.megatron);
     assembler.AddGroup(groups[g]);
   }
 }
@@ -203,7 +214,7 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
   assembler.AddAlias("head.weight", ParameterIndex{0});
   AddGroups(assembler, options, parameters);
   StepModel& header = assembler.header();
-  header.framework = "deepspeed";
+  header.framework = options.megatron ? "megatron" : "deepspeed";
   header.id = "global_step5";
   header.iteration = 5;
   header.layers = options.layers;

@@ -6,6 +6,7 @@
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
+#include "formats/megatron/view.h"
 #include "formats/registry.h"
 #include "formats/resume/resume_view.h"
 #include "tests/conformance/view_format_suite.h"
@@ -48,6 +49,16 @@ ViewFormatCase Dcp(std::string name, std::string layout, TinyStepOptions step = 
   return {std::move(name), make, step, std::move(layout)};
 }
 
+// Cuts whatever has 64 bytes.
+ViewFormatCase Megatron(std::string name, std::string layout, TinyStepOptions step = {}) {
+  const auto make = [] {
+    return std::make_unique<MegatronFormat>(Translations::Make(std::nullopt).value(), std::nullopt,
+                                            64);
+  };
+  step.megatron = true;
+  return {std::move(name), make, step, std::move(layout)};
+}
+
 TinyStepOptions Experts() {
   TinyStepOptions options;
   options.experts = 4;
@@ -86,6 +97,9 @@ const std::vector<ViewFormatCase>& Cases() {
       Dcp("dcp_uneven_shards", "dp3_cp2", Lazy()),
       Dcp("dcp_flat", "tp3_dp5_bf16_flat", Lazy()),
       Dcp("dcp_titan", "pp2_dp2_titan", Experts()),
+      Megatron("megatron_whole", "tp1"),
+      Megatron("megatron_tp2_experts", "tp2_pp2_dp2_ep2", Experts()),
+      Megatron("megatron_masters_only", "tp4_fp32", Lazy()),
   };
   return cases;
 }
