@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views that Megatron loads: real models of megatron-core, cut in other ways than the source, have in memory what the source's live engine had.
 
-Sources are Megatron's own saves, engines of DeepSpeed around models of transformers, and directories of Hugging Face.  Truth
+Sources are Megatron's own saves, engines of DeepSpeed and FSDP2 around models of transformers, and directories of Hugging Face.  Truth
 is what Megatron's own reader found in its save, or what was gathered from the engine's memory, put into Megatron's order by
 torch's own words (`mcore_of`).  megatron_loads.py has the ranks, which compare every tensor, the logits and a next step.
 """
@@ -31,13 +31,15 @@ OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, '
        'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
        'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'buckets': {}, 'plain_adam': {}}
 # (source, [tp, pp, ep], layout).  TP with experts would need sequence parallelism.
-CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 4, 1], 'pp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('tied', [4, 1, 1], 'tp4'), ('qwen2', [1, 2, 1], 'pp2'),
-         ('qwen3', [2, 2, 1], 'tp2_pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'),
-         ('qwen3_moe', [1, 1, 1], 'dp4'), ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
+CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 4, 1], 'pp4'), ('tied', [4, 1, 1], 'tp4'), ('qwen2', [1, 2, 1], 'pp2'),
+         ('qwen3', [2, 2, 1], 'tp2_pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen3_moe', [1, 1, 1], 'dp4'),
+         ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
 GROUP = {'lr': 1e-2, 'eps': 1e-8, 'step': 2}
 ENGINE_CELLS = [('llama_zero1', [2, 1, 1], 'tp2'), ('llama_zero3', [1, 2, 1], 'pp2'), ('llama_autotp2', [2, 2, 1], 'tp2_pp2'),
-                ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
+                ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
                 ('mixtral_zero1', [1, 2, 1], 'pp2'), ('llama', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2'), ('mixtral', [1, 1, 4], 'dp4_ep4')]
+# A job in fp32 loads what FSDP2 saved as it is; one in bf16 weights that are rounded, and masters that are not.
+FSDP_CELLS = [('float32', [1, 2, 1], 'pp2'), ('bfloat16', [2, 1, 1], 'tp2_bf16')]
 
 
 def own_truth(name):
@@ -92,6 +94,15 @@ def engine_truth(name, c):
     return out, of('weight')
 
 
+def fsdp_truth(path, dtype):
+    """What torch gathered from a job of FSDP2, in fp32."""
+    live = torch.load(path)
+    out = {k: v.to(getattr(torch, dtype)) for k, v in mcore_of(live['weight'], TINY).items()}
+    for ours, kind in (('weight', 'param'), ('exp_avg', 'exp_avg'), ('exp_avg_sq', 'exp_avg_sq')):
+        out |= {f'{STATES}{kind}.{k}': v for k, v in mcore_of(live[ours], TINY).items()}
+    return out
+
+
 def keep_logits(name, weights, path):
     """What transformers computes with the truth."""
     config = AutoConfig.from_pretrained(f'{ENGINES}/{name}/ckpt')
@@ -117,13 +128,15 @@ def loads(tmp_path_factory):
         program.adopt(f'{MEGATRON}/{name}', f'own_{name}')
     for name in {cell[0] for cell in ENGINE_CELLS}:
         program.adopt(f'{ENGINES}/{name}/ckpt', name)
+    os.mkdir(f'{folder}/fsdp')
+    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/fsdp_llama.py', f'{ENGINES}/llama/ckpt', f'{folder}/fsdp'], check=True, timeout=300)
+    program.adopt(f'{folder}/fsdp/ckpt', 'fsdp')
     mount = program.mount()
     tasks = []
 
     def add(run, model, degrees, layout, strict, truth, optimizer, logits, group):
-        at = f'{folder}/{run}.pt'
-        if not os.path.exists(at):
-            torch.save(truth, at)
+        at = f'{folder}/{run}_{layout}.pt'
+        torch.save(truth, at)
         shown = daemon.step_of(mount, run) + f'/view/{layout}/megatron'
         said = [int((re.search(rf'(?<![a-z]){degree}(\d+)', layout) or [0, 1])[1]) for degree in ('tp', 'pp')]
         tasks.append({'name': f'{run} {layout}', 'model': model, 'degrees': degrees, 'step': step_in(shown), 'strict': strict,
@@ -139,6 +152,8 @@ def loads(tmp_path_factory):
         truth, weights = engine_truth(name, c)
         keep_logits(name, weights, f'{folder}/{name}.logits')
         add(name, c, degrees, layout, 'raise_unexpected', truth, any(k.startswith(STATES) for k in truth), f'{folder}/{name}.logits', GROUP)
+    for dtype, degrees, layout in FSDP_CELLS:
+        add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype), True, None, GROUP)
     with open(f'{folder}/tasks.json', 'w', encoding='utf-8') as f:
         json.dump(tasks, f)
     subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_loads.py', f'{folder}/tasks.json', f'{folder}/out.json'], check=True,
@@ -156,3 +171,8 @@ def test_megatron_resumes_from_its_own_save_at_other_degrees(loads, name, degree
 @pytest.mark.parametrize('name, degrees, layout', ENGINE_CELLS)
 def test_megatron_begins_with_models_of_transformers(loads, name, degrees, layout):
     assert loads[0][f'{name} {layout}'] == []
+
+
+@pytest.mark.parametrize('dtype, degrees, layout', FSDP_CELLS)
+def test_megatron_goes_on_from_fsdp(loads, dtype, degrees, layout):
+    assert loads[0][f'fsdp {layout}'] == [], dtype
