@@ -2,7 +2,7 @@
 
 #include "formats/megatron/common_file.h"
 
-#include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
+#include "formats/deepspeed/document_keys.h"
 #include "formats/tools/config_text.h"
 #include "formats/torch/torch_file.h"
 
@@ -50,6 +51,7 @@ class Printer {
       : shown_(shown), step_(shown.step()), groups_(groups), config_(config) {}
 
   Result<ArchiveContent> Print() && {
+    CKPT_ASSIGN_OR_RETURN(samples_, Samples());
     Fields root(pickle());
     CKPT_ASSIGN_OR_RETURN(const NodeId arguments, Arguments());
     root.Put("args", arguments);
@@ -62,6 +64,7 @@ class Printer {
       root.Put("optimizer", optimizer);
     }
     CKPT_RETURN_IF_ERROR(AddOthers(root));
+    if (groups_ && samples_) root.Put("opt_param_scheduler", Schedule());
     return std::move(archive_).Finish(root.Dict());
   }
 
@@ -97,9 +100,34 @@ class Printer {
       if (state && state.IsDict()) CKPT_RETURN_IF_ERROR(AddRest(*document, state, fields));
     }
     CKPT_RETURN_IF_ERROR(AddSizes(fields));
+    if (samples_) fields.PutInt("consumed_train_samples", *samples_);
     const NodeId cls = pickle().Global("argparse", "Namespace");
     const NodeId none = pickle().Tuple({});
     return pickle().Object(cls, none, fields.Dict());
+  }
+
+  // The samples that a job of DeepSpeed had seen; no other job says it.
+  Result<std::optional<uint64_t>> Samples() const {
+    const Document* document =
+        OfMegatron() ? nullptr : step_.FindDocument(deepspeed::kGlobalSamples);
+    if (document == nullptr) return std::optional<uint64_t>();
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
+    const auto samples = RootOf(tree).Int();
+    return samples && *samples >= 0 ? std::optional(static_cast<uint64_t>(*samples))
+                                    : std::nullopt;
+  }
+
+  // Megatron counts a schedule's steps in samples.  The rest is not known: None is equal to no
+  // argument of a job, which then says that it must override them (--override-opt-param-scheduler).
+  NodeId Schedule() {
+    Fields fields(pickle());
+    fields.PutInt("num_steps", *samples_);
+    for (const char* name : {"max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps",
+                             "lr_decay_style", "start_wd", "end_wd", "wd_incr_steps",
+                             "wd_incr_style"}) {
+      fields.Put(name, pickle().None());
+    }
+    return fields.Dict();
   }
 
   // Those of the layout: nothing in the directory depends on them.
@@ -141,8 +169,6 @@ class Printer {
     Fields fields(pickle());
     if (groups_) fields.Put(kForm, pickle().String("fully_reshardable"));
     fields.PutBool("chained_optim_avoid_prefix", true);
-    fields.PutBool("singleton_local_shards", false);
-    fields.PutBool("distrib_optim_fully_reshardable_mem_efficient", false);
     if (const Document* document = Own("content_metadata")) {
       CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
       for (const auto& [key, value] : RootOf(tree).Items()) {
@@ -152,6 +178,8 @@ class Printer {
         fields.Put(*name, copy);
       }
     }
+    fields.PutBool("singleton_local_shards", false);
+    fields.PutBool("distrib_optim_fully_reshardable_mem_efficient", false);
     return fields.Dict();
   }
 
@@ -172,6 +200,7 @@ class Printer {
   const StepModel& step_;
   const std::optional<TargetGroups>& groups_;
   const std::string_view config_;
+  std::optional<uint64_t> samples_;
   ArchiveBuilder archive_;
 };
 

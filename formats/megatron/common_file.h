@@ -11,7 +11,8 @@
 //   iteration            the step's
 //   content_metadata     how the optimizer is cut (fully_reshardable), and how keys are spelled
 //   optimizer            the dicts of its groups
-//   ...                  all else that a Megatron step has: the schedule, counters
+//   opt_param_scheduler  of a DeepSpeed step: the samples that it has seen, and None for all else
+//   ...                  all else that a Megatron step has: its schedule, counters
 //
 // Source: megatron/training/checkpointing.py of core 0.16 to 0.20.
 //

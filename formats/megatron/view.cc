@@ -90,7 +90,7 @@ Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownSta
   auto all = translations.To(shown->shared_step(), Dialect::kMcore);
   if (all) return Named{ShownState::Of(*std::move(all), layout), std::nullopt};
   auto weights = translations.To(shown->shared_step(), Dialect::kMcore, Carried::kWeights);
-  if (!weights) return Fail(std::move(weights).error());
+  if (!weights) return Fail(std::move(weights).error().WithContext("names of megatron-core"));
   return Named{ShownState::Of(*std::move(weights), layout), std::move(all).error()};
 }
 

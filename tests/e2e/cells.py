@@ -16,7 +16,7 @@ COLUMNS = (*ENGINES, *MESHES, 'huggingface', GIVEN, *TOOLS, RANKS)
 NOT_TRIED = 'not tried: engines of these models are made at ZeRO 1, 2 and 3'
 NOT_OF_TRANSFORMERS = 'the model is none of transformers'
 OWN_CONFIG = 'the step has a config.json of its own, which --hf-config does not replace'
-VIEWS = 'rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp'
+VIEWS = 'rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp|megatron'
 # Words of a reason for which a view cannot be asked of a source at all.
 NOT_OF_THIS = ('not saved by', 'no config.json')
 

@@ -7,11 +7,15 @@ TASKS is a file of JSON, a list of dicts, which all ranks do one after the other
 name        of the result
 model       what differs from make_megatron.BASE
 degrees     [tp, pp, ep]
+chunks      of each stage
 step        the directory that dist_checkpointing.load is given
 strict      its word for how keys are compared
 truth       a file of torch: {key: the whole tensor}, by the keys of torch_dist
 optimizer   whether the optimizer is loaded, too
 logits      a file of torch, {tokens, logits}, or null
+samples     that a job of DeepSpeed had seen, or null
+run         [tp, pp] of the layout
+group       what groups of the optimizer must have: lr, eps, step
 
 OUT becomes {name: [what is wrong]}.
 """
@@ -34,6 +38,7 @@ from megatron.core import dist_checkpointing as dc
 from megatron.core import parallel_state as ps
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 STATES = 'optimizer.state.'
 
@@ -74,8 +79,8 @@ def gradients(job, seed):
     """Gradients that are the same whatever the layout, by the key of each tensor: each rank is given its part."""
     grads = {}
     wholes = {}
-    by_data = {p.data_ptr(): p for p in job.net.module.parameters()}
-    for base in nested_values(job.sharded(loading=True)['model']):
+    by_data = {p.data_ptr(): p for net in job.nets for p in net.module.parameters()}
+    for base in nested_values(job.sharded(loading=True)):
         if not isinstance(base, (ShardedTensor, ShardedTensorFactory)):
             continue
         parameter = by_data.get(base.data.data_ptr())
@@ -95,7 +100,8 @@ def gradients(job, seed):
 
 def next_update(job, truth, group, what):
     """What is wrong after one more step of the optimizer, whose masters, moments and hyper-parameters must be the source's."""
-    job.net.zero_grad_buffer()
+    for net in job.nets:
+        net.zero_grad_buffer()
     grads = gradients(job, seed=3)
     job.optimizer.step()
     shards = [s for s in live(job, optimizer=True) if s.key.startswith(STATES + 'param.')]
@@ -128,7 +134,7 @@ def optimizers(job):
 def live(job, optimizer):
     """The parts of tensors that the job has in memory, by the keys under which it would save them."""
     state = job.sharded(loading=not optimizer)
-    return shards_of({'model': state['model'], 'optimizer': state.get('optimizer') or {}})
+    return shards_of({k: v or {} for k, v in state.items() if k.startswith(('model', 'optimizer'))})
 
 
 def logits_of(job, tokens):
@@ -145,15 +151,16 @@ def logits_of(job, tokens):
 def do(task):
     """Returns what is wrong on this rank."""
     c = {**make_megatron.BASE, **task['model']}
-    job = make_megatron.Job(c, *task['degrees'], seed=20)
+    job = make_megatron.Job(c, *task['degrees'], seed=20, chunks=task['chunks'])
     if task['optimizer']:
         job.update(7)  # so that the optimizer has states to lose
     asked = job.sharded(loading=True)
     if task['optimizer']:
         metadata = {**dc.load_content_metadata(task['step']), 'dp_cp_group': ps.get_data_parallel_group(with_context_parallel=True)}
-        asked['optimizer'] = job.optimizer.sharded_state_dict({'model': asked['model']}, is_loading=True, metadata=metadata)
+        asked['optimizer'] = job.optimizer.sharded_state_dict(dict(asked), is_loading=True, metadata=metadata)
     loaded = dc.load(asked, task['step'], strict=task['strict'])
-    job.net.module.load_state_dict(loaded['model'])
+    for i, net in enumerate(job.nets):
+        net.module.load_state_dict(loaded['model' if len(job.nets) == 1 else f'model{i}'])
     if task['optimizer']:
         job.optimizer.load_state_dict(loaded['optimizer'])
     truth = torch.load(task['truth'])
@@ -166,6 +173,7 @@ def do(task):
     flags = vars(loaded['args'])
     if not flags['no_save_rng'] or flags['no_save_optim'] == task['optimizer']:
         wrong.append(f'{flags["no_save_rng"]=} {flags["no_save_optim"]=}')
+    wrong += schedule(task, loaded)
     if (flags['tensor_model_parallel_size'], flags['pipeline_model_parallel_size']) != tuple(task['run'][:2]):
         wrong.append('the degrees are not the layout\'s')
     state = {k: v.clone() for k, v in job.net.module.state_dict().items() if v is not None}
@@ -176,6 +184,25 @@ def do(task):
         got = logits_of(in_fp32(state, c, task), want['tokens'])[..., :want['logits'].shape[-1]]
         if not torch.allclose(got, want['logits'], atol=2e-5, rtol=1e-4):
             wrong.append(f'logits differ by {(got - want["logits"]).abs().max()}')
+    return wrong
+
+
+def schedule(task, loaded):
+    """What is wrong with the schedule: of a DeepSpeed step the samples are known, and nothing else."""
+    if task['samples'] is None:
+        return []
+    nobody = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    arguments = {'init_lr': 0.0, 'max_lr': 1.0, 'min_lr': 0.0, 'lr_warmup_steps': 10, 'lr_decay_steps': 1000, 'lr_decay_style': 'linear',
+                 'start_wd': 0.1, 'end_wd': 0.1, 'wd_incr_steps': 0, 'wd_incr_style': 'constant'}
+    over = OptimizerParamScheduler(nobody, **arguments, use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True)
+    over.load_state_dict(loaded['opt_param_scheduler'])
+    wrong = [] if over.num_steps == task['samples'] == loaded['args'].consumed_train_samples else [f'{over.num_steps} samples']
+    same = OptimizerParamScheduler(nobody, **arguments, use_checkpoint_opt_param_scheduler=False)
+    try:
+        same.load_state_dict(loaded['opt_param_scheduler'])
+        wrong.append('it takes a schedule that nobody knows')
+    except AssertionError:
+        pass
     return wrong
 
 

@@ -5,6 +5,7 @@ Sources are Megatron's own saves, engines of DeepSpeed and FSDP2 around models o
 is what Megatron's own reader found in its save, or what was gathered from the engine's memory, put into Megatron's order by
 torch's own words (`mcore_of`).  megatron_loads.py has the ranks, which compare every tensor, the logits and a next step.
 """
+import glob
 import json
 import os
 import re
@@ -30,10 +31,13 @@ MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral
 OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, 'qwen2': {'bias': True, 'groups': 2},
        'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
        'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'buckets': {}, 'plain_adam': {}}
+VIRTUAL = 'pp2_dp2'  # this one with two chunks a stage
 # (source, [tp, pp, ep], layout).  TP with experts would need sequence parallelism.
-CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 4, 1], 'pp4'), ('tied', [4, 1, 1], 'tp4'), ('qwen2', [1, 2, 1], 'pp2'),
+CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 4, 1], 'pp4'), ('llama', [1, 2, 1], VIRTUAL), ('tied', [4, 1, 1], 'tp4'), ('qwen2', [1, 2, 1], 'pp2'),
          ('qwen3', [2, 2, 1], 'tp2_pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen3_moe', [1, 1, 1], 'dp4'),
-         ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
+         ('qwen2_moe', [1, 1, 2], 'dp4_ep2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
+# Models whose logits are compared, too
+LOGITS = ('llama', 'tied', 'qwen2_moe', 'qwen2_zero2', 'mixtral_zero2', 'qwen2', 'mixtral')
 GROUP = {'lr': 1e-2, 'eps': 1e-8, 'step': 2}
 ENGINE_CELLS = [('llama_zero1', [2, 1, 1], 'tp2'), ('llama_zero3', [1, 2, 1], 'pp2'), ('llama_autotp2', [2, 2, 1], 'tp2_pp2'),
                 ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
@@ -113,6 +117,12 @@ def keep_logits(name, weights, path):
         torch.save({'tokens': tokens, 'logits': model(tokens).logits}, path)
 
 
+def samples_of(name):
+    """What an engine of DeepSpeed had counted; nothing of a directory of weights."""
+    files = sorted(glob.glob(f'{ENGINES}/{name}/ckpt/global_step2/*_model_states.pt'))
+    return torch.load(files[0], weights_only=False)['global_samples'] if files else None
+
+
 def step_in(view):
     """The step that the tracker names."""
     with open(f'{view}/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
@@ -134,26 +144,28 @@ def loads(tmp_path_factory):
     mount = program.mount()
     tasks = []
 
-    def add(run, model, degrees, layout, strict, truth, optimizer, logits, group):
+    def add(run, model, degrees, layout, strict, truth, logits=None, samples=None, chunks=1):
         at = f'{folder}/{run}_{layout}.pt'
         torch.save(truth, at)
         shown = daemon.step_of(mount, run) + f'/view/{layout}/megatron'
         said = [int((re.search(rf'(?<![a-z]){degree}(\d+)', layout) or [0, 1])[1]) for degree in ('tp', 'pp')]
         tasks.append({'name': f'{run} {layout}', 'model': model, 'degrees': degrees, 'step': step_in(shown), 'strict': strict,
-                      'truth': at, 'optimizer': optimizer, 'logits': logits, 'group': group, 'run': said})
+                      'truth': at, 'optimizer': any(k.startswith(STATES) for k in truth), 'logits': logits, 'group': GROUP, 'run': said,
+                      'samples': samples, 'chunks': chunks})
 
     for name, degrees, layout in CELLS:
         truth = own_truth(name)
         model = {**OWN[name], 'sharding': 'fully_reshardable'}
-        add(f'own_{name}', model, degrees, layout, 'raise_all', truth, any(k.startswith(STATES) for k in truth),
-            f'{MEGATRON}/{name}/logits.pt', GROUP)
+        add(f'own_{name}', model, degrees, layout, 'raise_all', truth, f'{MEGATRON}/{name}/logits.pt' if name in LOGITS else None,
+            chunks=2 if (name, layout) == ('llama', VIRTUAL) else 1)
     for name, degrees, layout in ENGINE_CELLS:
         c = MODELS[name.partition('_')[0]]
         truth, weights = engine_truth(name, c)
-        keep_logits(name, weights, f'{folder}/{name}.logits')
-        add(name, c, degrees, layout, 'raise_unexpected', truth, any(k.startswith(STATES) for k in truth), f'{folder}/{name}.logits', GROUP)
+        if name in LOGITS:
+            keep_logits(name, weights, f'{folder}/{name}.logits')
+        add(name, c, degrees, layout, 'raise_unexpected', truth, f'{folder}/{name}.logits' if name in LOGITS else None, samples_of(name))
     for dtype, degrees, layout in FSDP_CELLS:
-        add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype), True, None, GROUP)
+        add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype))
     with open(f'{folder}/tasks.json', 'w', encoding='utf-8') as f:
         json.dump(tasks, f)
     subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_loads.py', f'{folder}/tasks.json', f'{folder}/out.json'], check=True,

@@ -2,6 +2,7 @@
 
 #include "formats/megatron/dist_keys.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace ckptfs::megatron {
@@ -18,6 +19,20 @@ TEST(DistKeysTest, ATensorOfAllLayersHasANameForEach) {
                             "decoder.layers.", "decoder.final_layernorm.weight",
                             "mydecoder.layers.a", "embedding.word_embeddings.weight"}) {
     EXPECT_FALSE(StackedNameOf(other).has_value()) << other;
+  }
+}
+
+TEST(DistKeysTest, ATensorOfOneLayerHasItsNumber) {
+  const auto name = LayeredNameOf("decoder.layers.12.mlp.linear_fc1.weight");
+  ASSERT_TRUE(name.has_value());
+  EXPECT_EQ(name->before, "decoder.layers.");
+  EXPECT_EQ(name->layer, 12u);
+  EXPECT_EQ(name->after, "mlp.linear_fc1.weight");
+  for (const char* other :
+       {"decoder.layers.mlp.weight", "decoder.layers.7", "decoder.layers.7.", "decoder.layers.",
+        "decoder.layers.07.a", "decoder.layers.+7.a", "decoder.layers.99999999999999999999.a",
+        "mydecoder.layers.3.a", "output_layer.weight"}) {
+    EXPECT_FALSE(LayeredNameOf(other).has_value()) << other;
   }
 }
 
@@ -47,6 +62,11 @@ TEST(DistKeysTest, AnObjectIsNamedWithoutItsPlace) {
   EXPECT_EQ(ObjectName("rng_state/shard_0.1_2.2"), "rng_state");
   EXPECT_EQ(ObjectName("decoder.layers.a._extra_state/shard_0_4"), "decoder.layers.a._extra_state");
   EXPECT_EQ(ObjectName("plain"), "plain");
+  EXPECT_EQ(ObjectPlace("rng_state/shard_0.1_2.2"), "0.1_2.2");
+  EXPECT_EQ(ObjectPlace("plain"), "");
+  EXPECT_THAT(PlacesOf({1}), testing::ElementsAre("0_1"));
+  EXPECT_THAT(PlacesOf({2, 3}), testing::ElementsAre("0.0_2.3", "0.1_2.3", "0.2_2.3", "1.0_2.3",
+                                                     "1.1_2.3", "1.2_2.3"));
 }
 
 }  // namespace
