@@ -93,7 +93,9 @@ class BoxIndex {
   Status Lay(TensorArchives& archives);
   // The index of the entry that has the bytes.
   size_t BytesOf(size_t entry) const { return entries_[entry].bytes_of.value_or(entry); }
-  const Run& RunOf(size_t entry, uint64_t file) const { return runs_[entry * sizes_.size() + file]; }
+  const Run& RunOf(size_t entry, uint64_t file) const {
+    return runs_[entry * sizes_.size() + file];
+  }
   void AppendBox(size_t entry, size_t place, size_t part, PlanBuilder& plan) const;
 
   std::vector<BoxEntry> entries_;

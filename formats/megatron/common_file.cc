@@ -113,8 +113,7 @@ class Printer {
     if (document == nullptr) return std::optional<uint64_t>();
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
     const auto samples = RootOf(tree).Int();
-    return samples && *samples >= 0 ? std::optional(static_cast<uint64_t>(*samples))
-                                    : std::nullopt;
+    return samples && *samples >= 0 ? std::optional(static_cast<uint64_t>(*samples)) : std::nullopt;
   }
 
   // Megatron counts a schedule's steps in samples.  The rest is not known: None is equal to no
@@ -122,9 +121,9 @@ class Printer {
   NodeId Schedule() {
     Fields fields(pickle());
     fields.PutInt("num_steps", *samples_);
-    for (const char* name : {"max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps",
-                             "lr_decay_style", "start_wd", "end_wd", "wd_incr_steps",
-                             "wd_incr_style"}) {
+    for (const char* name :
+         {"max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "start_wd",
+          "end_wd", "wd_incr_steps", "wd_incr_style"}) {
       fields.Put(name, pickle().None());
     }
     return fields.Dict();
@@ -155,7 +154,8 @@ class Printer {
     if (facts.layers) fields.PutInt("num_layers", *facts.layers);
     if (facts.hidden) fields.PutInt("hidden_size", *facts.hidden);
     constexpr std::pair<std::string_view, std::string_view> kSizes[] = {
-        {"heads", "num_attention_heads"}, {"kv_heads", "num_query_groups"},
+        {"heads", "num_attention_heads"},
+        {"kv_heads", "num_query_groups"},
         {"head_dim", "kv_channels"}};
     for (const auto& [ours, theirs] : kSizes) {
       const auto found = sizes.find(std::string(ours));

@@ -30,7 +30,8 @@
 namespace ckptfs::megatron {
 
 // `config`: the model's config.json, or "".
-Result<ArchiveContent> CommonFile(const ShownState& shown, const std::optional<TargetGroups>& groups,
+Result<ArchiveContent> CommonFile(const ShownState& shown,
+                                  const std::optional<TargetGroups>& groups,
                                   std::string_view config);
 
 }  // namespace ckptfs::megatron

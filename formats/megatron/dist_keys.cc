@@ -47,8 +47,7 @@ std::optional<LayeredName> LayeredNameOf(std::string_view name) {
   if (!end) return std::nullopt;
   const std::string_view number = FirstWord(name.substr(*end));
   LayeredName out{name.substr(0, *end), 0, {}};
-  const auto parsed =
-      std::from_chars(number.data(), number.data() + number.size(), out.layer);
+  const auto parsed = std::from_chars(number.data(), number.data() + number.size(), out.layer);
   const bool all = parsed.ec == std::errc() && parsed.ptr == number.data() + number.size();
   if (!all || *end + number.size() + 1 >= name.size()) return std::nullopt;
   if (std::to_string(out.layer) != number) return std::nullopt;

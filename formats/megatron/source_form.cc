@@ -57,8 +57,9 @@ SourceForm FormOf(const dcp::DcpMetadata& metadata) {
     const auto grid = GridOf(*found.begin());
     if (!grid) continue;
     const std::vector<std::string> all = PlacesOf(*grid);
-    const bool whole = found.size() == all.size() &&
-                       std::ranges::all_of(all, [&](const auto& one) { return found.contains(one); });
+    const bool whole = found.size() == all.size() && std::ranges::all_of(all, [&](const auto& one) {
+                         return found.contains(one);
+                       });
     if (whole) form.objects.emplace(name, *grid);
   }
   return form;
@@ -81,10 +82,8 @@ Document DocumentOf(const SourceForm& form) {
   const NodeId root = builder.Dict(items);
   auto pickle = PrintPickle(std::move(builder).Finish(root));
   CKPT_CHECK(pickle.has_value());
-  return {.key = std::string(kFormDocument),
-          .scope = "",
-          .pickle = *std::move(pickle),
-          .tensors = {}};
+  return {
+      .key = std::string(kFormDocument), .scope = "", .pickle = *std::move(pickle), .tensors = {}};
 }
 
 Result<std::optional<SourceForm>> SourceFormOf(const StepModel& step) {

@@ -118,9 +118,9 @@ class Maker {
       const StatesByKind states = shown_.StatesOf(p);
       for (const std::string_view kind : kAsked) {
         if (states.contains(kind)) continue;
-        return Fail(Error{ErrorCode::kUnsupported,
-                          StrCat("it is trained, but has no state '", kind, "'")}
-                        .OfParameter(shown_.NameOf(p)));
+        return Fail(
+            Error{ErrorCode::kUnsupported, StrCat("it is trained, but has no state '", kind, "'")}
+                .OfParameter(shown_.NameOf(p)));
       }
     }
     return {};
@@ -196,8 +196,7 @@ class Maker {
                   "a group of its optimizer has amsgrad or maximize, which Megatron's does not");
     }
     if (dict[kFirstRate]) values.emplace(kFirstRate, Printed(dict[kFirstRate]));
-    values.emplace("bias_correction",
-                   PrintedBool(dict["bias_correction"].Bool().value_or(true)));
+    values.emplace("bias_correction", PrintedBool(dict["bias_correction"].Bool().value_or(true)));
     values.emplace("default_config", PrintedBool(true));
     values.emplace("lr_mult", PrintedFloat(1.0));
     values.emplace("is_decoupled_lr", PrintedBool(false));
@@ -211,9 +210,9 @@ class Maker {
     const auto [made, fresh] = made_.try_emplace(key, Made{values, p});
     if (!fresh) CKPT_RETURN_IF_ERROR(Compare(made->second, values, p));
     if (own_ || !fresh || key.decays == (decay != 0)) return {};
-    out_.notes.push_back(StrCat(
-        "the weight decay of the source's groups: '", parameter.name, "' has ", decay,
-        ", but Megatron's groups decay all but biases and vectors, by its own arguments"));
+    out_.notes.push_back(
+        StrCat("the weight decay of the source's groups: '", parameter.name, "' has ", decay,
+               ", but Megatron's groups decay all but biases and vectors, by its own arguments"));
     return {};
   }
 
@@ -229,11 +228,11 @@ class Maker {
     const std::string* name = differs(made.values, values);
     if (name == nullptr) name = differs(values, made.values);
     if (name == nullptr) return {};
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("'", *name, "' is another one than that of '",
-                             shown_.NameOf(made.first),
-                             "', which Megatron has in the same group of its optimizer")}
-                    .OfParameter(shown_.NameOf(p)));
+    return Fail(
+        Error{ErrorCode::kUnsupported,
+              StrCat("'", *name, "' is another one than that of '", shown_.NameOf(made.first),
+                     "', which Megatron has in the same group of its optimizer")}
+            .OfParameter(shown_.NameOf(p)));
   }
 
   // A group without members has the values of one beside it: Megatron looks for all of them.
@@ -248,16 +247,15 @@ class Maker {
     for (const auto& [name, value] : found->second.values) {
       if (own_ || name != kFirstRate) group.values.emplace_back(name, value);
     }
-    group.values.emplace_back(
-        kStep, PrintedNew([&](PickleBuilder& b) { return b.Int(step); }));
+    group.values.emplace_back(kStep, PrintedNew([&](PickleBuilder& b) { return b.Int(step); }));
     if (!own_) AddUnderRates(group, found->second.values);
     out_.groups.push_back(std::move(group));
   }
 
-  // Later cores (0.19.2) find a group by the greatest and the least rate of the run's own arguments,
-  // too, which another optimizer's groups do not have.  The group is there under each pair that
-  // its rate makes likely; a run takes the one that it asks for by name, or fails.  Older cores
-  // take the last one.
+  // Later cores (0.19.2) find a group by the greatest and the least rate of the run's own
+  // arguments, too, which another optimizer's groups do not have.  The group is there under each
+  // pair that its rate makes likely; a run takes the one that it asks for by name, or fails.  Older
+  // cores take the last one.
   void AddUnderRates(const TargetGroup& group, const Values& values) {
     std::set<std::string_view> greatest = {values.find("lr")->second};
     const auto first = values.find(kFirstRate);
@@ -303,7 +301,8 @@ Result<NodeId> PrintGroups(const TargetGroups& groups, bool experts, PickleBuild
 
 Result<std::optional<TargetGroups>> TargetGroupsOf(const ShownState& shown) {
   const bool any = std::ranges::any_of(shown.states(), [&](AtomIndex index) {
-    return shown.step().IsOfModel(shown.step().atom(index)) && shown.step().atom(index).kind != "step";
+    return shown.step().IsOfModel(shown.step().atom(index)) &&
+           shown.step().atom(index).kind != "step";
   });
   if (!any) return std::optional<TargetGroups>();
   CKPT_ASSIGN_OR_RETURN(TargetGroups groups, Maker(shown).Make());

@@ -130,8 +130,7 @@ Result<std::shared_ptr<const View>> MegatronFormat::Open(
 
   const auto own = ModelFilesOf(state.step());
   const ModelFiles none;
-  const std::string* config =
-      ChosenModelFiles(state.step(), own ? *own : none, given_).config();
+  const std::string* config = ChosenModelFiles(state.step(), own ? *own : none, given_).config();
   CKPT_ASSIGN_OR_RETURN(
       ArchiveContent common,
       megatron::CommonFile(state, *groups, config == nullptr ? "" : std::string_view(*config)));

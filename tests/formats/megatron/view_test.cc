@@ -121,8 +121,7 @@ TEST(SourceFormTest, TheDocumentSaysWhatTheKeysSaid) {
   const auto form = SourceFormOf(step.model()).value();
   ASSERT_TRUE(form.has_value());
   EXPECT_TRUE(form->stacked);
-  EXPECT_THAT(form->objects,
-              ElementsAre(testing::Pair("decoder.layers.a._extra_state", Shape{2})));
+  EXPECT_THAT(form->objects, ElementsAre(testing::Pair("decoder.layers.a._extra_state", Shape{2})));
   metadata.tensors[0].name = "decoder.layers.0.a.weight";
   EXPECT_FALSE(FormOf(metadata).stacked);
 }
