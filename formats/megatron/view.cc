@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/model/left_out.h"
 #include "core/view/shard.h"
 #include "core/view/view_tree.h"
 #include "formats/dcp/metadata_writer.h"
@@ -20,6 +21,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kTop = "megatron";
+constexpr std::string_view kRelease = "release";
 // The folder in common.pt's zip.
 constexpr std::string_view kCommonFolder = "common";
 // Cores up to 0.18 take these four keys and no other.
@@ -37,17 +39,25 @@ ViewTree::Text TextOf(std::string text) {
   return std::make_shared<const std::string>(std::move(text));
 }
 
+// Its names are Megatron's own.
+bool IsOfMegatron(const StepModel& step) { return step.framework == kTop; }
+
 // The files of the directory; its keys are the entries'.
 class Composer {
  public:
   Composer(const ShownState& shown, std::shared_ptr<ViewTree> tree)
       : shown_(shown), tree_(std::move(tree)) {}
 
+  // Megatron takes no iteration 0: such a step is what it calls a release, whose weights a job
+  // begins with.
   void AddMarks() {
-    const std::string iteration = std::to_string(shown_.step().iteration);
+    const StepModel& step = shown_.step();
+    const std::string iteration = std::to_string(step.iteration);
+    const bool release = step.iteration == 0 || (IsOfMegatron(step) && step.id == kRelease);
     const std::string zeros(iteration.size() < 7 ? 7 - iteration.size() : 0, '0');
-    folder_ = StrCat(kTop, "/iter_", zeros, iteration);
-    tree_->AddText(StrCat(kTop, "/", megatron::kTrackerFile), TextOf(iteration));
+    const std::string name = release ? std::string(kRelease) : StrCat("iter_", zeros, iteration);
+    folder_ = StrCat(kTop, "/", name);
+    tree_->AddText(StrCat(kTop, "/", megatron::kTrackerFile), TextOf(release ? name : iteration));
     tree_->AddText(StrCat(folder_, "/", megatron::kBackendFile), TextOf(std::string(kBackend)));
   }
 
@@ -81,9 +91,6 @@ class Composer {
   std::string folder_;
 };
 
-// A translated step is Megatron's if its source was; else the names are all that is known.
-bool IsOfMegatron(const StepModel& step) { return step.framework == kTop; }
-
 Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownState> shown) {
   if (IsOfMegatron(shown->step())) return Named{std::move(shown), std::nullopt};
   const Layout& layout = shown->layout();
@@ -94,9 +101,8 @@ Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownSta
   return Named{ShownState::Of(*std::move(weights), layout), std::move(all).error()};
 }
 
-std::string WithoutOptimizer(const Error& why) {
-  return StrCat("the optimizer: ", why.message,
-                "; a job that loads this begins a new one (no_save_optim)");
+std::string WithoutOptimizer(std::string_view why) {
+  return StrCat("the optimizer: ", why, "; a job that loads this begins a new one");
 }
 
 }  // namespace
@@ -115,7 +121,11 @@ Result<std::shared_ptr<const View>> MegatronFormat::Open(
     named.without_optimizer = std::move(groups).error();
     groups = std::optional<megatron::TargetGroups>();
   }
-  if (named.without_optimizer) tree->LeaveOut(WithoutOptimizer(*named.without_optimizer));
+  if (named.without_optimizer) tree->LeaveOut(WithoutOptimizer(named.without_optimizer->message));
+  const LeftOut* lacking = FindLeftOut(state.step(), LeftOutPart::kOptimizer);
+  if (!*groups && !named.without_optimizer && lacking != nullptr) {
+    tree->LeaveOut(WithoutOptimizer(LeftOutText(*lacking)));
+  }
   if (*groups) {
     for (const std::string& note : (*groups)->notes) tree->LeaveOut(note);
   }

@@ -3,8 +3,8 @@
 // MegatronFormat shows a step as the directory that Megatron's --load takes, in torch_dist
 // (megatron-core 0.16 to 0.20), at any TP, PP, VPP and EP:
 //
-//   megatron/latest_checkpointed_iteration.txt   "7"
-//   megatron/iter_0000007/metadata.json          which backend
+//   megatron/latest_checkpointed_iteration.txt   "7"; "release" of a step without an iteration
+//   megatron/iter_0000007/metadata.json          which backend; or release/
 //   megatron/iter_0000007/common.pt              common_file.h
 //   megatron/iter_0000007/.metadata              which boxes of which tensors lie where
 //   megatron/iter_0000007/__<N>_0.distcp         one torch.save archive after the other

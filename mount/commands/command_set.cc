@@ -119,8 +119,8 @@ void Configure(CLI::App& app) {
   app.set_version_flag("-V,--version", StrCat("ckptfs ", CKPTFS_VERSION));
   app.require_subcommand(1);
   app.footer(
-      "Recipes for DeepSpeed, Trainer, accelerate, Lightning and FSDP: recipes.md, installed in "
-      "share/doc/ckptfs.  The manual: man ckptfs.");
+      "Recipes for DeepSpeed, Trainer, accelerate, Lightning, FSDP and Megatron: recipes.md, "
+      "installed in share/doc/ckptfs.  The manual: man ckptfs.");
   app.get_formatter()->column_width(34);
 }
 

@@ -8,9 +8,11 @@ torch's own words (`mcore_of`).  megatron_loads.py has the ranks, which compare 
 import glob
 import json
 import os
+import pickletools
 import re
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -129,7 +131,8 @@ def samples_of(name):
 def step_in(view):
     """The step that the tracker names."""
     with open(f'{view}/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
-        return f'{view}/iter_{int(f.read()):07d}'
+        said = f.read()
+    return f'{view}/release' if said == 'release' else f'{view}/iter_{int(said):07d}'
 
 
 @pytest.fixture(scope='module')
@@ -199,3 +202,30 @@ def test_megatron_goes_on_from_fsdp(loads, dtype, degrees, layout):
 def test_ranks_see_one_element_that_differs(loads):
     wrong = loads[0]['own_llama pp2']
     assert wrong and all('exp_avg.decoder.layers.mlp.linear_fc1.weight' in one or 'another next step' in one for one in wrong), wrong
+
+
+def test_weights_that_nothing_trained_are_a_release(loads):
+    """Megatron refuses an iteration 0."""
+    shown = {run: os.listdir(daemon.step_of(loads[1], run) + '/view/tp1/megatron') for run in ('llama', 'own_llama')}
+    assert 'release' in shown['llama'] and 'iter_0000007' in shown['own_llama']
+
+
+def test_why_there_is_no_optimizer_is_told(loads):
+    """Of buckets that were not decoded, and of no other."""
+    program = loads[2]
+    left = {run: [one['what'] for one in json.loads(program.run('explain', 'tp1', '--step', run, '--store', program.store, '--json').stdout)['left_out']
+                  if one['format'] == 'megatron'] for run in ('own_buckets', 'own_llama', 'llama_zero3', 'llama')}
+    assert ['dp_reshardable' in one and 'a job that loads this begins a new one' in one for one in left['own_buckets']] == [True], left
+    assert not left['own_llama'] and not left['llama'], left
+    assert ['the weight decay' in one for one in left['llama_zero3']] == [True], left  # AdamW(model.parameters()) decays norms
+
+
+def test_common_pt_of_other_sources_has_no_classes(loads):
+    """A Megatron job loads it with code."""
+    for run in ('llama_zero3', 'fsdp', 'llama'):
+        with zipfile.ZipFile(step_in(daemon.step_of(loads[1], run) + '/view/tp1/megatron') + '/common.pt') as archive:
+            file = archive.open('common/data.pkl')
+            file._expected_crc = None  # 0, as torch writes it where it does not compute them
+            pickled = file.read()
+        named = {arg for op, arg, _ in pickletools.genops(pickled) if op.name in ('GLOBAL', 'STACK_GLOBAL')}
+        assert named == {'argparse Namespace'}, (run, named)

@@ -80,7 +80,7 @@ def typed(tmp_path):
 
 
 def test_the_page_has_a_recipe_for_each_tool():
-    assert list(sections()) == ['DeepSpeed', 'Trainer', 'accelerate', 'Lightning', 'FSDP']
+    assert list(sections()) == ['DeepSpeed', 'Trainer', 'accelerate', 'Lightning', 'FSDP', 'Megatron']
     for name, blocks in sections().items():
         assert {language for language, _ in blocks} == {'python', 'sh', 'text'}, name
 
@@ -107,3 +107,6 @@ def test_every_block_runs(typed, name):
     if name == 'accelerate':  # the trained model goes on
         losses = [float(x) for x in re.findall(r'loss (\S+)', said)]
         assert len(losses) == 6 and all(b < a for a, b in zip(losses, losses[1:])), losses
+    if name == 'Megatron':  # the model that was saved is the one that was loaded
+        sums = re.findall(r'sum of squares (\S+)', said)
+        assert len(sums) == 2 and sums[0] == sums[1], sums
