@@ -8,6 +8,7 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/io/near_reads.h"
 #include "core/state/model_choice.h"
 #include "core/state/shared_rows.h"
 #include "formats/dcp/chunk_archives.h"
@@ -403,6 +404,41 @@ Result<std::string> StoredState::ReadSmall(size_t tensor) {
     bytes = std::move(read);
   }
   return *std::move(bytes);
+}
+
+std::optional<StoredState::DensePlace> StoredState::DensePlaceOf(size_t tensor,
+                                                                 size_t chunk) const {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  const size_t number = entry.first_chunk + chunk;
+  if (strided_.contains(number) || IsEmpty(entry, chunk)) return std::nullopt;
+  const uint32_t file = metadata_.chunks[number].file;
+  return DensePlace{file, blobs_[file], first_byte_[number]};
+}
+
+Status StoredState::ReadRanges(std::vector<FileRange> ranges) const {
+  std::ranges::sort(ranges, {},
+                    [](const FileRange& one) { return std::pair(one.file, one.offset); });
+  std::vector<size_t> firsts;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (i == 0 || ranges[i].file != ranges[i - 1].file) firsts.push_back(i);
+  }
+  firsts.push_back(ranges.size());
+  std::vector<Status> outcomes(firsts.size() - 1);
+  ParallelFor(outcomes.size(), [&](size_t f) {
+    const auto work = [&]() -> Status {
+      const uint32_t number = ranges[firsts[f]].file;
+      CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(metadata_.files[number])));
+      std::vector<ReadRequest> requests;
+      for (size_t i = firsts[f]; i < firsts[f + 1]; ++i) {
+        requests.push_back({ranges[i].offset, ranges[i].out});
+      }
+      if (auto read = ReadNear(*file, requests); !read) return Fail(std::move(read).error());
+      return CheckUnchanged(*file, blobs_[number]);
+    };
+    outcomes[f] = work();
+  });
+  for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
+  return {};
 }
 
 Result<StoredState::Object> StoredState::OpenObject(size_t object) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,24 @@ class StoredState {
   // A tensor that lies in one piece, for a document, the first rank's; nothing if it does not.
   std::optional<StoredTensor> Whole(size_t tensor) const;
   bool HasCopies(size_t tensor) const { return CopiesOf(metadata_.tensors[tensor]).size() > 1; }
+
+  // Where the elements of a chunk begin, which lie in row-major order; nothing if they lie
+  // otherwise or are none.  REQUIRES: WhyNotPlain is "".
+  struct DensePlace {
+    uint32_t file = 0;  // of the metadata's
+    BlobIndex blob{};
+    uint64_t first_byte = 0;
+  };
+  std::optional<DensePlace> DensePlaceOf(size_t tensor, size_t chunk) const;
+
+  // Bytes of one file and where they go.
+  struct FileRange {
+    uint32_t file = 0;
+    uint64_t offset = 0;
+    std::span<std::byte> out;
+  };
+  // Reads all, many files at a time.  kStale names a file that changed.  BLOCKS: on reading.
+  Status ReadRanges(std::vector<FileRange> ranges) const;
 
   struct Object {
     TorchFile file;

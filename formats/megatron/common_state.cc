@@ -7,6 +7,7 @@
 
 #include "core/base/strings.h"
 #include "formats/megatron/dist_keys.h"
+#include "formats/torch/pickle_writer.h"
 
 namespace ckptfs::megatron {
 namespace {
@@ -102,20 +103,38 @@ std::optional<uint64_t> CommonState::Iteration() const {
                                       : std::nullopt;
 }
 
+std::vector<CommonGroup> GroupsOf(PickleRef optimizer) {
+  std::vector<CommonGroup> out;
+  const PickleRef groups = optimizer["param_groups"];
+  for (size_t i = 0; groups.IsSequence() && i < groups.size(); ++i) {
+    const PickleRef dict = groups.at(i);
+    if (!dict.IsDict()) continue;
+    CommonGroup group;
+    group.dict = dict;
+    group.experts = dict["is_expert_parallel"].Bool().value_or(false);
+    group.decays = dict["wd_mult"].Number().value_or(1.0) != 0.0;
+    group.step = dict["step"].Int();
+    out.push_back(group);
+  }
+  return out;
+}
+
+Result<std::string> HyperParametersOf(PickleRef group) {
+  PickleBuilder builder;
+  std::vector<std::pair<NodeId, NodeId>> items;
+  for (const auto& [key, value] : group.Items()) {
+    if (!key.String() || key.String() == "params" || !RunsNoCode(value)) continue;
+    const NodeId name = builder.String(*key.String());
+    items.emplace_back(name, builder.Copy(value));
+  }
+  const NodeId root = builder.Dict(items);
+  return PrintPickle(std::move(builder).Finish(root));
+}
+
 std::vector<CommonGroup> CommonState::Groups() const {
   std::vector<CommonGroup> out;
   for (const PickleRef optimizer : OptimizersOf(root())) {
-    const PickleRef groups = optimizer["param_groups"];
-    for (size_t i = 0; groups.IsSequence() && i < groups.size(); ++i) {
-      const PickleRef dict = groups.at(i);
-      if (!dict.IsDict()) continue;
-      CommonGroup group;
-      group.dict = dict;
-      group.experts = dict["is_expert_parallel"].Bool().value_or(false);
-      group.decays = dict["wd_mult"].Number().value_or(1.0) != 0.0;
-      group.step = dict["step"].Int();
-      out.push_back(group);
-    }
+    std::ranges::move(GroupsOf(optimizer), std::back_inserter(out));
   }
   return out;
 }

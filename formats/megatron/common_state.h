@@ -35,6 +35,11 @@ struct CommonGroup {
   std::optional<int64_t> step;
 };
 
+// The groups of an optimizer whose dict has param_groups.
+std::vector<CommonGroup> GroupsOf(PickleRef optimizer);
+// A group's dict without its members, as a pickle.
+Result<std::string> HyperParametersOf(PickleRef group);
+
 class CommonState {
  public:
   // kInvalid if neither form is there, or the one that is there is not a dict.

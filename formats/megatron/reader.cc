@@ -42,19 +42,6 @@ std::tuple<int, int64_t, int, std::string_view> OrderOf(std::string_view name, i
   return {where, layer, attention ? 0 : 1, name};
 }
 
-// A group's dict without its members.
-Result<std::string> HyperParametersOf(PickleRef dict) {
-  PickleBuilder builder;
-  std::vector<std::pair<NodeId, NodeId>> items;
-  for (const auto& [key, value] : dict.Items()) {
-    if (!key.String() || key.String() == "params" || !RunsNoCode(value)) continue;
-    const NodeId name = builder.String(*key.String());
-    items.emplace_back(name, builder.Copy(value));
-  }
-  const NodeId root = builder.Dict(items);
-  return PrintPickle(std::move(builder).Finish(root));
-}
-
 ScalarValue StepValue(int64_t step) {
   const auto bytes = std::bit_cast<std::array<char, sizeof(step)>>(step);
   return ScalarValue{DType::kI64, {}, std::string(bytes.data(), bytes.size()), true};
@@ -72,6 +59,7 @@ Result<StepModel> Reader::Read() && {
     CKPT_RETURN_IF_ERROR(AddWeights(state, common));
     if (!options_.weights_only) {
       AddStates(state);
+      CKPT_RETURN_IF_ERROR(AddBuckets(state, common));
       CKPT_RETURN_IF_ERROR(AddGroups(common));
     }
     CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf(common.Arguments(), options_, candidate_));
@@ -181,7 +169,6 @@ void Reader::AddStates(const dcp::StoredState& state) {
   for (size_t t = 0; t < tensors.size(); ++t) {
     const auto key = OptimizerKeyOf(tensors[t].name);
     if (key && !key->kind.empty()) AddState(state, t, *key);
-    if (key && key->kind.empty()) dict_.other_optimizers = true;
   }
 }
 
@@ -222,26 +209,67 @@ void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKe
   }
 }
 
-void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& common) {
-  const auto is_bucket = [](std::string_view name) {
+// An optimizer is taken whole or not at all.
+Status Reader::AddBuckets(dcp::StoredState& state, const CommonState& common) {
+  for (const std::string& chain : BucketOptimizersOf(state.metadata())) {
+    auto decoded = DecodeBuckets(state, common, chain, dict_.tensors, slices_);
+    if (!decoded) {
+      const ErrorCode code = decoded.error().code;
+      if (code != ErrorCode::kInvalid && code != ErrorCode::kUnsupported) {
+        return Fail(std::move(decoded).error());
+      }
+      chains_[chain] = std::move(decoded).error().message;
+      continue;
+    }
+    std::set<std::pair<std::string, std::string>> names;
+    for (const StateDict::State& one : decoded->states) {
+      names.emplace(one.kind, std::get<std::string>(one.owner));
+    }
+    const auto known = std::ranges::find_if(dict_.states, [&](const StateDict::State& one) {
+      return names.contains({one.kind, std::get<std::string>(one.owner)});
+    });
+    if (known != dict_.states.end()) {
+      chains_[chain] = StrCat("another optimizer has the same state of '",
+                              std::get<std::string>(known->owner), "'");
+      continue;
+    }
+    chains_[chain] = "";
+    std::ranges::move(decoded->states, std::back_inserter(dict_.states));
+    buckets_.push_back(*std::move(decoded));
+  }
+  dict_.other_optimizers |= !UnknownBuckets(state).empty();
+  return {};
+}
+
+// The first key of each optimizer whose buckets are not proved, or are of a form that is not known.
+std::map<std::string_view, std::string_view> Reader::UnknownBuckets(
+    const dcp::StoredState& state) const {
+  std::map<std::string_view, std::string_view> first;  // by optimizer
+  const auto note = [&](std::string_view name) {
     const auto key = OptimizerKeyOf(name);
-    return key && key->kind.empty();
+    if (!key || !key->kind.empty()) return;
+    const auto decoded = chains_.find(key->chain);
+    if (decoded == chains_.end() || !decoded->second.empty()) first.try_emplace(key->chain, name);
   };
-  const auto named = [&](const auto& all) {
-    const auto found =
-        std::ranges::find_if(all, [&](const auto& one) { return is_bucket(one.name); });
-    return found == all.end() ? std::string() : found->name;
-  };
-  std::string name = named(state.metadata().tensors);
-  if (name.empty()) name = named(state.metadata().objects);
-  if (name.empty()) return;
+  for (const auto& tensor : state.metadata().tensors) note(tensor.name);
+  for (const auto& object : state.metadata().objects) note(object.name);
+  return first;
+}
+
+void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& common) {
   const std::string form = common.OptimizerForm();
-  LeaveOut(assembler_.header(),
-           {LeftOutPart::kOptimizer, StrCat("the optimizer's states ('", name, "', ...)"),
-            StrCat("they lie in buckets of the ranks that saved them",
-                   form.empty() ? "" : StrCat(" (", form, ")"),
-                   ", whose order of parameters the directory does not say"),
-            "save with --dist-ckpt-optim-fully-reshardable to have masters and moments"});
+  for (const auto& [chain, name] : UnknownBuckets(state)) {
+    const auto decoded = chains_.find(chain);
+    std::string why = StrCat("they lie in buckets of the ranks that saved them",
+                             form.empty() ? "" : StrCat(" (", form, ")"), ", ");
+    why += decoded == chains_.end()
+               ? "in a form that is not known"
+               : StrCat("and nothing proves which parameter lies where: ", decoded->second);
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kOptimizer, StrCat("the optimizer's states ('", name, "', ...)"),
+              std::move(why),
+              "save with --dist-ckpt-optim-fully-reshardable to have masters and moments"});
+  }
 }
 
 // The parameters of each group, where Megatron's rule leaves one way.
@@ -265,7 +293,10 @@ std::optional<std::vector<std::vector<size_t>>> MembersOf(
 }
 
 Status Reader::AddGroups(const CommonState& common) {
-  const std::vector<CommonGroup> groups = common.Groups();
+  std::vector<CommonGroup> groups = common.Groups();
+  for (const BucketStates& one : buckets_) {
+    groups.insert(groups.end(), one.hyper_parameters.begin(), one.hyper_parameters.end());
+  }
   if (groups.empty() || dict_.states.empty()) return {};
   // Only what has a state is trained.
   std::set<std::string_view> trained;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reader makes a step of a torch_dist directory of megatron-core: weights under the module's names,
-// one tensor a layer, and the optimizer's masters and moments where they are stored by tensor
-// (fully_reshardable, and optimizers that are not distributed).  Experts of a layer stay one
-// tensor, as they are stored.  What is stored by buckets of ranks is left out alone.
+// one tensor a layer, and the optimizer's masters and moments: as they are stored by tensor
+// (fully_reshardable, and optimizers that are not distributed), or out of buckets of ranks where it
+// is proved whose they are (dp_reshardable; buckets/bucket_states.h).  Experts of a layer stay one
+// tensor, as they are stored.
 //
 // The parameters of a group are not in the directory.  A group is given the parameters that
 // Megatron's own rule gives it (optimizer/__init__.py: _get_param_groups of core 0.16.1), where
@@ -28,6 +29,7 @@
 #include "core/state/source.h"
 #include "core/state/state_dict.h"
 #include "formats/dcp/stored_state.h"
+#include "formats/megatron/buckets/bucket_states.h"
 #include "formats/megatron/common_state.h"
 #include "formats/megatron/dist_keys.h"
 
@@ -41,17 +43,15 @@ class Reader {
   Result<StepModel> Read() &&;
 
  private:
-  // A stored tensor and one of its layers; -1: all of it.
-  struct Slice {
-    size_t tensor = 0;
-    int64_t layer = -1;
-  };
+  using Slice = WeightSlice;
 
   Status AddWeights(const dcp::StoredState& state, const CommonState& common);
   Status CheckLayers(const dcp::StoredState& state, const CommonState& common) const;
   PlaceParts PlaceOf(const dcp::StoredState& state, Slice slice) const;
   void AddStates(const dcp::StoredState& state);
   void AddState(const dcp::StoredState& state, size_t tensor, const OptimizerKey& key);
+  Status AddBuckets(dcp::StoredState& state, const CommonState& common);
+  std::map<std::string_view, std::string_view> UnknownBuckets(const dcp::StoredState& state) const;
   void LeaveOutBuckets(const dcp::StoredState& state, const CommonState& common);
   Status AddGroups(const CommonState& common);
   void AddSteps(const CommonState& common, const std::vector<CommonGroup>& groups,
@@ -69,7 +69,10 @@ class Reader {
   std::set<std::pair<std::string, std::string>> states_;  // kind, stored key of the tensor
   std::vector<Slice> slices_;                             // by tensor of the dict
   std::map<std::string, std::vector<size_t>, std::less<>>
-      made_;  // by stored key: of the dict, by layer
+      made_;                                                // by stored key: of the dict, by layer
+  std::vector<BucketStates> buckets_;                       // of optimizers that are proved
+  std::map<std::string, std::string, std::less<>> chains_;  // by optimizer with buckets: "", or why
+                                                            // it is not proved
 };
 
 }  // namespace ckptfs::megatron

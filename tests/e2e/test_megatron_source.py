@@ -245,12 +245,6 @@ def info(program, name):
     return json.loads(program.run('info', name, '--store', program.store, '--json').stdout)
 
 
-def test_buckets_of_ranks_are_left_out_alone_with_the_remedy(shown):
-    left = {name: [one for one in info(shown[1], name)['left_out'] if one.get('part') == 'optimizer'] for name in ('buckets', 'llama')}
-    assert ['dp_reshardable' in one['why'] and '--dist-ckpt-optim-fully-reshardable' in one['needs'] for one in left['buckets']] == [True]
-    assert not left['llama']
-
-
 # ---- directories that something happened to -------------------------------------------------
 
 
