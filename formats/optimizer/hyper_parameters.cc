@@ -23,13 +23,28 @@ namespace {
 // The defaults that every Adam has.
 constexpr std::array<std::string_view, 4> kOfAdam = {"lr", "betas", "eps", "weight_decay"};
 
+constexpr std::string_view kArguments = "client/args";  // of Megatron's job
+
 // A key and its value: True, False or None (nothing).
 using ImpliedValue = std::pair<std::string_view, std::optional<bool>>;
+
+// Megatron hands its arguments' word to the Adam, or the Adam has its default, which is AdamW
+// (optimizer/__init__.py, optimizer_config.py of core 0.16.1).
+Result<std::optional<bool>> IsDecoupledByArguments(const Document& arguments) {
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(arguments));
+  const PickleRef root = RootOf(tree);
+  const PickleRef fields = root.IsDict() ? root : root.State();
+  if (!fields || !fields.IsDict()) return std::optional<bool>();
+  const PickleRef said = fields["decoupled_weight_decay"];
+  return said ? said.Bool() : std::optional(true);
+}
 
 // True if weight decay is apart from the moments; nothing if the group does not say it.
 // Both types are AdamW unless adam_w_mode is off (deepspeed/ops/adam, 0.19.7).
 Result<std::optional<bool>> IsDecoupled(const StepModel& step, PickleRef group) {
   if (group["weight_decay"].Number() == 0) return std::optional(true);
+  const Document* arguments = step.FindDocument(kArguments);
+  if (arguments != nullptr && !TraitsOf(step).engine) return IsDecoupledByArguments(*arguments);
   const Document* config = step.FindDocument(deepspeed::kDsConfig);
   if (config == nullptr) return std::optional<bool>();
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
@@ -44,7 +59,7 @@ Result<std::optional<bool>> IsDecoupled(const StepModel& step, PickleRef group) 
   return std::optional(optimizer["params"]["adam_w_mode"].Bool().value_or(true));
 }
 
-// The values that the dict of a DeepSpeed step's group implies and lacks.
+// The values that the dict of a fused Adam's group implies and lacks.
 Result<std::vector<ImpliedValue>> ImpliedValues(const StepModel& step, PickleRef group,
                                                 const StatesByKind& kinds) {
   std::vector<ImpliedValue> implied;
@@ -52,7 +67,7 @@ Result<std::vector<ImpliedValue>> ImpliedValues(const StepModel& step, PickleRef
                     std::all_of(kOfAdam.begin(), kOfAdam.end(),
                                 [&](std::string_view key) { return bool(group[key]); });
   const bool corrected = group["bias_correction"].Bool().value_or(true);
-  if (!adam || !corrected || !TraitsOf(step).engine) return implied;
+  if (!adam || !corrected || !TraitsOf(step).fused_adam) return implied;
   const auto add = [&](std::string_view key, std::optional<bool> value) {
     if (!group[key]) implied.emplace_back(key, value);
   };

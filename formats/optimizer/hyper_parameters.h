@@ -20,10 +20,10 @@ Result<PickleTree> RecordedHyperParameters(const Group& group);
 
 // The dict of a group without its members: the source's values in their order, those of classes
 // only if they are `trusted`; then those that torch.optim.Adam and AdamW ask for by name and
-// DeepSpeed's own Adams (FusedAdam, DeepSpeedCPUAdam) have no words for, since they cannot be
-// otherwise.  These are missing for another optimizer, and for an Adam without bias correction,
-// which torch does not have.
-// REQUIRES: the group is recorded.
+// the fused Adams of DeepSpeed and Megatron (FusedAdam, DeepSpeedCPUAdam; Apex's, Transformer
+// Engine's) have no words for, since they cannot be otherwise.  These are missing for another
+// optimizer, and for an Adam without bias correction, which torch does not have. REQUIRES: the
+// group is recorded.
 Result<PickleTree> TorchHyperParameters(const ShownState& shown, const ShownGroup& group,
                                         bool trusted);
 

@@ -20,6 +20,9 @@ struct SourceTraits {
   std::string_view source;  // StepModel::framework
   // An engine of DeepSpeed saved it: its files and hyper-parameters are the engine's.
   bool engine = false;
+  // Its Adams are fused ones (DeepSpeed's, Apex's, Transformer Engine's), which have no words for
+  // what torch's ask for by name.
+  bool fused_adam = false;
   // Members of groups are in the order in which the optimizer had them.
   bool member_order = false;
   // States are as torch's own optimizers have them: a job counts steps as they do.
@@ -33,8 +36,9 @@ struct SourceTraits {
 
 inline constexpr SourceTraits kNoTraits{};
 inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
-    {.source = "deepspeed", .engine = true, .member_order = true},
-    {.source = "deepspeed_universal", .engine = true},
+    {.source = "deepspeed", .engine = true, .fused_adam = true, .member_order = true},
+    {.source = "deepspeed_universal", .engine = true, .fused_adam = true},
+    {.source = "megatron", .fused_adam = true},
     {.source = "dcp", .torch_states = true, .own_keys = true},
     {.source = "rank_shards", .torch_states = true},
     {.source = "huggingface", .torch_states = true, .pretrained = true},

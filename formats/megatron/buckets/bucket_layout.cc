@@ -50,8 +50,8 @@ std::vector<uint64_t> OthersOf(const BucketShape& bucket, const std::vector<Buck
 Status CheckShares(const BucketShape& bucket, const std::vector<BucketPlace>& lie,
                    std::optional<uint64_t> ranks) {
   const std::vector<uint64_t> others = OthersOf(bucket, lie);
-  const uint64_t most = std::min<uint64_t>(ranks.value_or(bucket.borders.size()),
-                                           bucket.borders.size());
+  const uint64_t most =
+      std::min<uint64_t>(ranks.value_or(bucket.borders.size()), bucket.borders.size());
   for (uint64_t some = most; some > 0; --some) {
     if (ranks && *ranks % some != 0) continue;
     if (AreShares(bucket, others, some)) return {};

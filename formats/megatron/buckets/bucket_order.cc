@@ -192,8 +192,8 @@ class Orders {
       const int64_t place = base + distance;
       const uint32_t parameter = numbers.at(name);
       const bool there = place >= 0 && place < std::ssize(owners_[b]);
-      if (!there || buffers_[b].places[static_cast<size_t>(place)] !=
-                        ParameterOf(b, parameter).values) {
+      if (!there ||
+          buffers_[b].places[static_cast<size_t>(place)] != ParameterOf(b, parameter).values) {
         return Refuse(NameOf(b, parameter), " does not stand where it stands in other layers");
       }
       uint32_t& owner = owners_[b][static_cast<size_t>(place)];
@@ -212,8 +212,10 @@ class Orders {
     std::set<Key> taken;                // rank, parameter
     for (uint32_t b = 0; b < buffers_.size(); ++b) {
       for (uint32_t i = 0; i < owners_[b].size(); ++i) {
-        if (owners_[b][i] == kNone) ++places[{buffers_[b].rank, buffers_[b].places[i]}].first;
-        else taken.emplace(buffers_[b].rank, owners_[b][i]);
+        if (owners_[b][i] == kNone)
+          ++places[{buffers_[b].rank, buffers_[b].places[i]}].first;
+        else
+          taken.emplace(buffers_[b].rank, owners_[b][i]);
       }
     }
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -286,8 +288,7 @@ class Orders {
         const OrderedParameter& other = ParameterOf(b, owners_[b][i]);
         if (one.name == other.name && one.layer == other.layer) continue;
         return Refuse("where one rank has ", NameOf(a, owners_[a][i]),
-                      ", another one that divides the same tensors has ",
-                      NameOf(b, owners_[b][i]));
+                      ", another one that divides the same tensors has ", NameOf(b, owners_[b][i]));
       }
     }
     return {};
@@ -296,9 +297,9 @@ class Orders {
   std::span<const std::vector<OrderedParameter>> ranks_;
   std::span<const OrderedBuffer> buffers_;
   const Namer& name_of_;
-  std::vector<std::vector<uint32_t>> owners_;               // by buffer and place
-  std::map<Key, uint32_t> layers_;                          // buffers by rank and layer
-  std::map<Key, std::map<uint32_t, uint32_t>> numbers_;     // parameters by rank, layer and name
+  std::vector<std::vector<uint32_t>> owners_;            // by buffer and place
+  std::map<Key, uint32_t> layers_;                       // buffers by rank and layer
+  std::map<Key, std::map<uint32_t, uint32_t>> numbers_;  // parameters by rank, layer and name
 };
 
 }  // namespace

@@ -14,8 +14,8 @@
 // All that is decided must obey the order; layers must follow each other without a gap; ranks that
 // divide the same tensors must have them in the same order.  Where parameters have the same values
 // in every layer (norms at one before the first steps, experts that are copies) none of this tells
-// them apart: their masters are equal where they are cast, but their moments may differ.  So nothing
-// is decided then.
+// them apart: their masters are equal where they are cast, but their moments may differ.  So
+// nothing is decided then.
 //
 // The time that it takes depends on the number of places and parameters alone.
 //
@@ -38,13 +38,13 @@ namespace ckptfs::megatron {
 struct OrderedParameter {
   uint32_t name = 0;              // without the layer's number
   std::optional<uint32_t> layer;  // ascending in the order of registration
-  uint32_t values = 0;            // equal numbers: the rank could not tell them apart by their values
+  uint32_t values = 0;  // equal numbers: the rank could not tell them apart by their values
 };
 
 // A buffer of a rank.
 struct OrderedBuffer {
-  uint32_t rank = 0;             // of the ranks below
-  uint32_t line = 0;             // buffers of equal lines have the same parameters, cut by their ranks
+  uint32_t rank = 0;  // of the ranks below
+  uint32_t line = 0;  // buffers of equal lines have the same parameters, cut by their ranks
   std::vector<uint32_t> places;  // the values of each, in the order of registration
 };
 

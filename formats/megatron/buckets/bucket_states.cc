@@ -28,7 +28,7 @@ struct Degrees {
   uint32_t pp = 1;
   uint32_t ep = 1;
   std::optional<uint64_t> world;
-  bool experts_apart = false;  // experts have an optimizer of their own
+  bool experts_apart = false;                 // experts have an optimizer of their own
   uint32_t Ranks() const { return tp * ep; }  // of one stage
 };
 
@@ -126,8 +126,7 @@ class Decoder {
     out_ = std::make_shared<Decoded>();
     CKPT_ASSIGN_OR_RETURN(out_->optimizer, ReadBuckets(state_, chain));
     const BucketOptimizer& optimizer = out_->optimizer;
-    CKPT_ASSIGN_OR_RETURN(
-        degrees_, DegreesOf(common_, optimizer.experts, optimizer.groups.size()));
+    CKPT_ASSIGN_OR_RETURN(degrees_, DegreesOf(common_, optimizer.experts, optimizer.groups.size()));
     CKPT_RETURN_IF_ERROR(MakeUnits());
     CKPT_RETURN_IF_ERROR(PrintUnits());
     CKPT_RETURN_IF_ERROR(LayBuckets());
@@ -377,8 +376,8 @@ class Decoder {
   }
 
   // The places that make up a bucket, with the numbers of their values.
-  Status Choose(Laid& laid, const std::map<Values, uint32_t>& values,
-                std::optional<uint64_t> ranks, std::vector<uint32_t>& out) const {
+  Status Choose(Laid& laid, const std::map<Values, uint32_t>& values, std::optional<uint64_t> ranks,
+                std::vector<uint32_t>& out) const {
     std::vector<BucketPlace> fitting;
     std::map<std::pair<uint64_t, uint64_t>, uint32_t> numbers;
     for (size_t i = 0; i < laid.fitting.size(); ++i) {

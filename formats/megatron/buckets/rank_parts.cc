@@ -74,11 +74,10 @@ std::vector<RankPart> PartsOfRanks(std::vector<Chunk> chunks, Numbers whole, con
     if (how.experts) part.expert = static_cast<uint32_t>(chunks[0].offsets[layers]);
     for (size_t s = 0; s < sections; ++s) {
       const Chunk& chunk = chunks[s * ranks + rank];
-      part.boxes.push_back({chunk.number,
-                            {chunk.offsets.begin() + static_cast<ptrdiff_t>(layers),
-                             chunk.offsets.end()},
-                            {chunk.sizes.begin() + static_cast<ptrdiff_t>(layers),
-                             chunk.sizes.end()}});
+      part.boxes.push_back(
+          {chunk.number,
+           {chunk.offsets.begin() + static_cast<ptrdiff_t>(layers), chunk.offsets.end()},
+           {chunk.sizes.begin() + static_cast<ptrdiff_t>(layers), chunk.sizes.end()}});
       part.elements += VolumeOf(chunk.sizes);
     }
   }

@@ -15,13 +15,13 @@
 namespace ckptfs::megatron {
 namespace {
 
-
 // What is told by numbers, which must run from 0 on.
 template <class T>
 Result<std::vector<T>> InOrder(std::map<uint32_t, T> numbered, std::string_view what) {
   std::vector<T> out;
   for (auto& [number, value] : numbered) {
-    if (number != out.size()) return Refuse("there is ", what, " ", number, ", but no ", out.size());
+    if (number != out.size())
+      return Refuse("there is ", what, " ", number, ", but no ", out.size());
     out.push_back(std::move(value));
   }
   return out;
@@ -129,8 +129,8 @@ Status CheckKinds(const std::vector<RankGroup>& groups) {
           return Refuse("the masters of the parameters ('...param') are not stored");
         }
         if (first == nullptr) first = &bucket;
-        const bool same = std::ranges::equal(
-            bucket.kinds, first->kinds, [](const auto& one, const auto& other) {
+        const bool same =
+            std::ranges::equal(bucket.kinds, first->kinds, [](const auto& one, const auto& other) {
               return one.first == other.first && one.second.dtype == other.second.dtype;
             });
         if (!same) {
@@ -174,8 +174,7 @@ class GroupObjects {
 
 // [{dtypes: [elements of each bucket]} of each buffer], as an object of the group says it.
 Result<std::vector<std::vector<uint64_t>>> SizesOf(const GroupObjects& objects, uint32_t group,
-                                                   std::string_view what,
-                                                   const RankGroup& of) {
+                                                   std::string_view what, const RankGroup& of) {
   const auto refuse = [&] {
     return Refuse(what, " of group ", group, " of ranks does not say the size of every bucket");
   };

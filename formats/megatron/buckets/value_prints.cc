@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kBlocks = 16;
 constexpr uint64_t kBlock = kSampleElements / kBlocks;
-constexpr uint64_t kWindow = uint64_t{1} << 22;     // elements of a whole tensor that are read at once
+constexpr uint64_t kWindow = uint64_t{1} << 22;  // elements of a whole tensor that are read at once
 constexpr uint64_t kBatchBytes = uint64_t{1} << 25;  // of samples that are read at once
 
 struct Block {

@@ -86,8 +86,8 @@ class BucketReaderTest : public testing::Test {
       if (kind == missing_) continue;
       AddChunks(key + kind, {at}, chunks, {});
     }
-    const std::string group = With("optimizer.distributed.dp_group_idx_%.", "%",
-                                   std::to_string(rank));
+    const std::string group =
+        With("optimizer.distributed.dp_group_idx_%.", "%", std::to_string(rank));
     for (const std::string what : {"per_bucket_numel", "per_bucket_numel_unpadded"}) {
       const auto size = static_cast<int64_t>(what == "per_bucket_numel" ? AlignUp(at, 128) : at);
       if (what == missing_) continue;

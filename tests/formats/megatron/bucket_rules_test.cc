@@ -83,9 +83,9 @@ TEST_F(RankPartsTest, OneChunkIsEveryRanksAndOthersAreCutsInTheirOrder) {
 }
 
 TEST_F(RankPartsTest, SectionsThatAreCutEachAreOneAfterTheOther) {
-  const auto parts = Parts({8, 2}, {{{0, 0}, {2, 2}}, {{2, 0}, {2, 2}}, {{4, 0}, {2, 2}},
-                                    {{6, 0}, {2, 2}}},
-                           {false, false, 2});
+  const auto parts =
+      Parts({8, 2}, {{{0, 0}, {2, 2}}, {{2, 0}, {2, 2}}, {{4, 0}, {2, 2}}, {{6, 0}, {2, 2}}},
+            {false, false, 2});
   ASSERT_EQ(parts[0].size(), 2u);
   ASSERT_EQ(parts[0][1].boxes.size(), 2u);
   EXPECT_EQ(parts[0][1].boxes[0].begin, (Shape{2, 0}));
@@ -93,8 +93,11 @@ TEST_F(RankPartsTest, SectionsThatAreCutEachAreOneAfterTheOther) {
 }
 
 TEST_F(RankPartsTest, ExpertsAreApart) {
-  const auto parts = Parts({1, 2, 4}, {{{0, 1, 0}, {1, 1, 2}}, {{0, 1, 2}, {1, 1, 2}},
-                                       {{0, 0, 0}, {1, 1, 2}}, {{0, 0, 2}, {1, 1, 2}}},
+  const auto parts = Parts({1, 2, 4},
+                           {{{0, 1, 0}, {1, 1, 2}},
+                            {{0, 1, 2}, {1, 1, 2}},
+                            {{0, 0, 0}, {1, 1, 2}},
+                            {{0, 0, 2}, {1, 1, 2}}},
                            {true, true, 2});
   ASSERT_EQ(parts[0].size(), 4u);
   EXPECT_EQ(parts[0][0].expert, 0u);
@@ -112,14 +115,16 @@ TEST_F(RankPartsTest, ChunksOfOtherRanksAreNobodys) {
   EXPECT_THAT(Parts({4}, {{{0}, {2}}}, {false, false, 2})[0], IsEmpty());
   EXPECT_THAT(Parts({4, 4}, {{{0, 0}, {2, 2}}, {{2, 2}, {2, 2}}}, {false, false, 2})[0], IsEmpty());
   EXPECT_THAT(Parts({4}, {{{0}, {3}}, {{3}, {1}}}, {false, false, 2})[0], IsEmpty());
-  EXPECT_THAT(Parts({1, 4}, {{{0, 0}, {1, 1}}, {{0, 1}, {1, 1}}, {{0, 2}, {1, 1}}, {{0, 3}, {1, 1}}},
-                    {false, false, 2})[0],
-              IsEmpty());
+  EXPECT_THAT(
+      Parts({1, 4}, {{{0, 0}, {1, 1}}, {{0, 1}, {1, 1}}, {{0, 2}, {1, 1}}, {{0, 3}, {1, 1}}},
+            {false, false, 2})[0],
+      IsEmpty());
 }
 
 // ---- where parameters lie -------------------------------------------------------------
 
-// Parameters of 100, 64 and 30 elements: [0, 100) [128, 192) [192, 222), padded to 256 for two ranks.
+// Parameters of 100, 64 and 30 elements: [0, 100) [128, 192) [192, 222), padded to 256 for two
+// ranks.
 class BucketLayoutTest : public testing::Test {
  protected:
   std::string Refusal() {
