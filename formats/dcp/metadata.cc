@@ -19,8 +19,12 @@ namespace {
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kOldModule = "torch.distributed._shard.sharded_tensor.metadata";
 
+// A Metadata of megatron-core up to 0.15 (dist_checkpointing/strategies/torch.py).
+constexpr std::string_view kMcoreModule = "megatron.core.dist_checkpointing.strategies.torch";
+
 enum Schema : size_t {
   kMetadata,
+  kMcoreMetadata,
   kTensor,
   kChunk,
   kBytes,
@@ -33,11 +37,11 @@ enum Schema : size_t {
 const std::vector<PackedSchema>& Schemas() {
   static const std::vector<std::string_view> properties = {"dtype", "layout", "requires_grad",
                                                            "memory_format", "pin_memory"};
+  static const std::vector<std::string_view> metadata = {
+      "state_dict_metadata", "planner_data", "storage_data", "all_local_plans", "mcore_data"};
   static const std::vector<PackedSchema> schemas = {
-      {kModule,
-       "Metadata",
-       {"state_dict_metadata", "planner_data", "storage_data", "all_local_plans", "mcore_data"},
-       true},
+      {kModule, "Metadata", metadata, true},
+      {kMcoreModule, "MCoreMetadata", metadata, true},
       {kModule, "TensorStorageMetadata", {"properties", "size", "chunks"}},
       {kModule, "ChunkStorageMetadata", {"offsets", "sizes"}},
       {kModule, "BytesStorageMetadata", {}},
@@ -91,7 +95,8 @@ class Objects : public PackedListener {
 
 Result<uint32_t> Objects::Built(size_t schema, Fields fields, const PackedValues& values) {
   switch (schema) {
-    case kMetadata: return Keep(metadata, {fields.begin(), fields.end()});
+    case kMetadata:
+    case kMcoreMetadata: return Keep(metadata, {fields.begin(), fields.end()});
     case kTensor: return Keep(tensors, Tensor{fields[0], fields[1], fields[2]});
     case kChunk: return Keep(chunks, Chunk{fields[0], fields[1]});
     case kIndex: return Keep(indexes, Index{fields[0], fields[1]});
@@ -187,7 +192,8 @@ bool Resolver::Empty(const TensorEntry& tensor, size_t chunk) const {
 }
 
 Result<DcpMetadata> Resolver::Run(PackedValue root) {
-  const auto number = values_.ObjectOf(root, kMetadata);
+  auto number = values_.ObjectOf(root, kMetadata);
+  if (!number) number = values_.ObjectOf(root, kMcoreMetadata);
   if (!number) return Refuse("not a DCP metadata file: its pickle is not a Metadata");
   const auto& fields = objects_.metadata[*number];
   out_.megatron = fields[3].kind() != PackedValue::Kind::kAbsent ||

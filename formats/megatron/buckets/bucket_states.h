@@ -23,6 +23,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ struct WeightSlice {
 struct BucketStates {
   std::vector<StateDict::State> states;  // of optimizer 0 of the dict
   std::vector<CommonGroup> hyper_parameters;
-  std::vector<TorchFile> files;  // that hyper_parameters refer to
+  std::vector<std::shared_ptr<const TorchFile>> files;  // that hyper_parameters refer to
 };
 
 // `chain`: of BucketOptimizersOf.  `tensors`: the model's, with the slices that they are; those of

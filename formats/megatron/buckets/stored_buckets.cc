@@ -214,33 +214,25 @@ Status ReadPadding(const GroupObjects& objects, uint32_t number, RankGroup& grou
   return {};
 }
 
-Result<std::vector<std::string>> TextsOf(const std::vector<CommonGroup>& groups) {
-  std::vector<std::string> out;
-  for (const CommonGroup& group : groups) {
-    CKPT_ASSIGN_OR_RETURN(std::string text, HyperParametersOf(group.dict));
-    out.push_back(std::move(text));
-  }
-  return out;
-}
-
-// Every group of ranks has all hyper-parameters.
+// Every group of ranks says the hyper-parameters of what it has, in an order of its own (cores up
+// to 0.15) or in one.  Those that are equal are one.
 Status ReadHyperParameters(const GroupObjects& objects, BucketOptimizer& optimizer) {
-  std::vector<std::string> first;
+  std::set<std::string> texts;
   for (uint32_t g = 0; g < optimizer.groups.size(); ++g) {
     CKPT_ASSIGN_OR_RETURN(auto file, objects.Open(g, "optimizer"));
     if (!file) return Refuse("the hyper-parameters of group ", g, " of ranks are not stored");
-    std::vector<CommonGroup> groups = GroupsOf(file->root().at(0));
+    const auto kept = std::make_shared<const TorchFile>(*std::move(file));
+    const std::vector<CommonGroup> groups = GroupsOf(kept->root().at(0));
     if (groups.empty()) return Refuse("group ", g, " of ranks does not say hyper-parameters");
-    CKPT_ASSIGN_OR_RETURN(std::vector<std::string> texts, TextsOf(groups));
-    if (g == 0) {
-      first = std::move(texts);
-      optimizer.experts = groups.front().experts;
-      optimizer.files.push_back(*std::move(file));
-      optimizer.hyper_parameters = GroupsOf(optimizer.files.front().root().at(0));
-    } else if (texts != first) {
-      return Refuse("groups 0 and ", g, " of ranks have different hyper-parameters");
+    for (const CommonGroup& group : groups) {
+      CKPT_ASSIGN_OR_RETURN(std::string text, HyperParametersOf(group.dict));
+      if (!texts.insert(std::move(text)).second) continue;
+      optimizer.hyper_parameters.push_back(group);
+      if (optimizer.files.empty() || optimizer.files.back() != kept)
+        optimizer.files.push_back(kept);
     }
   }
+  optimizer.experts = optimizer.hyper_parameters.front().experts;
   for (const CommonGroup& group : optimizer.hyper_parameters) {
     if (group.experts != optimizer.experts) {
       return Refuse("an optimizer has experts of expert parallelism and others");

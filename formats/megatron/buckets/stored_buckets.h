@@ -62,9 +62,9 @@ struct RankGroup {
 
 struct BucketOptimizer {
   std::vector<RankGroup> groups;
-  std::vector<CommonGroup> hyper_parameters;  // the same of all groups
-  bool experts = false;                       // its groups are of expert parallelism
-  std::vector<TorchFile> files;               // that hyper_parameters refer to
+  std::vector<CommonGroup> hyper_parameters;
+  bool experts = false;                                 // its groups are of expert parallelism
+  std::vector<std::shared_ptr<const TorchFile>> files;  // that hyper_parameters refer to
 };
 
 // The names of the optimizers that have buckets: "chained_1.", "" of the only one.

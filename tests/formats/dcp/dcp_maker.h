@@ -122,6 +122,9 @@ class DcpMaker {
   std::string transform;  // of every chunk
   std::string layout = "torch.strided";
   std::string extra;  // an attribute of every _StorageInfo
+  // The class of the whole.
+  std::string module = "torch.distributed.checkpoint.metadata";
+  std::string name = "Metadata";
 
  private:
   static std::vector<float> Values(const Shape& shape, float first, const Cut& cut) {
@@ -165,9 +168,11 @@ class MetadataPickler {
       paths.emplace_back(key, builder_.Tuple(std::move(path)));
     }
     const NodeId planner = paths.empty() ? builder_.None() : builder_.Dict(paths);
-    const NodeId root = Make("Metadata", {{"state_dict_metadata", builder_.Dict(entries)},
-                                          {"planner_data", planner},
-                                          {"storage_data", builder_.Dict(places)}});
+    const NodeId root = Make(maker_.name,
+                             {{"state_dict_metadata", builder_.Dict(entries)},
+                              {"planner_data", planner},
+                              {"storage_data", builder_.Dict(places)}},
+                             maker_.module);
     return PrintPickle(std::move(builder_).Finish(root)).value();
   }
 

@@ -193,6 +193,14 @@ TEST_F(MegatronReaderTest, StacksAreLayersWithStatesGroupsAndSizes) {
   }
 }
 
+TEST_F(MegatronReaderTest, MetadataOfCoresUpTo15IsOfAClassOfTheirOwn) {
+  made_.module = "megatron.core.dist_checkpointing.strategies.torch";
+  made_.name = "MCoreMetadata";
+  EXPECT_EQ(Refusal(), "taken");
+  made_.name = "MCoreSavePlan";
+  EXPECT_THAT(Refusal(), HasSubstr("its pickle is not a Metadata"));
+}
+
 TEST_F(MegatronReaderTest, AConfigIsMadeOfTheArguments) {
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
