@@ -13,6 +13,7 @@
 #include "core/model/left_out.h"
 #include "core/state/model_config.h"
 #include "formats/megatron/args_config.h"
+#include "formats/megatron/buckets/bucket_keys.h"
 #include "formats/megatron/group_rule.h"
 #include "formats/megatron/source_form.h"
 #include "formats/settle/settle.h"
@@ -412,13 +413,23 @@ void Reader::CarryConfigOf(const CommonState& common) {
 
 // Objects of ranks: nobody else's ranks have them.
 void Reader::LeaveOutObjects(const dcp::StoredState& state) {
-  std::set<std::string> in_model, others;
+  constexpr std::string_view kRead[] = {"optimizer", "per_bucket_numel",
+                                        "per_bucket_numel_unpadded"};
+  std::set<std::string> in_model, others, in_optimizer;
   for (const dcp::ObjectEntry& object : state.metadata().objects) {
     const std::string_view name = ObjectName(object.name);
+    const auto group = GroupObjectKeyOf(name);
+    if (group && std::ranges::find(kRead, group->what) == std::end(kRead)) {
+      in_optimizer.emplace(group->what);
+    }
     if (object.name == kCommonObject || OptimizerKeyOf(name)) continue;
     (name.ends_with(kExtraState) ? in_model : others).emplace(name);
   }
   LeaveOutEntries(in_model, assembler_.header());
+  for (const std::string& name : in_optimizer) {
+    LeaveOut(assembler_.header(), {LeftOutPart::kDocument, StrCat("'", name, "' of the optimizer"),
+                                   "nothing of another layout has it", ""});
+  }
   for (const std::string& name : others) {
     LeaveOut(assembler_.header(),
              {LeftOutPart::kDocument, StrCat("'", name, "'"),
@@ -444,6 +455,11 @@ void Reader::FillHeader(const CommonState& common, std::optional<uint64_t> steps
   layout.ep = degree("expert_model_parallel_size");
   layout.etp = layout.ep > 1 ? degree("expert_tensor_parallel_size") : 1;
   if (const auto legal = Layout::ParseExactly(layout.ToString())) header.layout = *legal;
+  if (!buckets_.empty()) {
+    header.notes.push_back(
+        "masters and moments lay in buckets of ranks, which do not say which parameter lies where: "
+        "that is computed again, and proved by the weights, which are the masters, cast");
+  }
   if (!dict_.groups.empty()) {
     header.notes.push_back(
         "which parameters each group of the optimizer has follows Megatron's rule: experts of "

@@ -174,6 +174,18 @@ TEST_F(BucketReaderTest, StatesAreThoseOfTheirParameters) {
   EXPECT_EQ(step->groups.size(), 1u);
 }
 
+TEST_F(BucketReaderTest, WhatElseTheOptimizerHasIsLeftOutByName) {
+  AddObject("optimizer.distributed.dp_group_idx_0.grad_scaler/shard_0_1", [](PickleBuilder& b) {
+    return Dict(b, {{"scale", b.Float(2)}});
+  });
+  const auto step = Read();
+  ASSERT_TRUE(step.has_value()) << step.error().message;
+  EXPECT_TRUE(Has(*step, "master"));
+  const LeftOut* left = FindLeftOut(*step, LeftOutPart::kDocument);
+  ASSERT_NE(left, nullptr);
+  EXPECT_THAT(left->what, HasSubstr("'grad_scaler' of the optimizer"));
+}
+
 TEST_F(BucketReaderTest, AMasterThatIsNotTheWeightIsRefused) {
   masters_[{0, 1}] = weights_[0][1];
   masters_[{0, 1}].back() += 1;
