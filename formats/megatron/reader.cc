@@ -14,6 +14,7 @@
 #include "core/state/model_config.h"
 #include "formats/megatron/args_config.h"
 #include "formats/megatron/buckets/bucket_keys.h"
+#include "formats/megatron/flattened_state.h"
 #include "formats/megatron/group_rule.h"
 #include "formats/megatron/source_form.h"
 #include "formats/settle/settle.h"
@@ -173,32 +174,36 @@ void Reader::AddStates(const dcp::StoredState& state) {
   }
 }
 
-// A state has its tensor's layers and shape.  Cores up to 0.14 flatten what a rank has of it.
+// A state has its tensor's layers and shape, or what cores up to 0.14 make of that shape.
 void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKey& key) {
   const dcp::TensorEntry& entry = state.metadata().tensors[t];
-  const auto leave_out = [&](std::string_view why, std::string_view remedy) {
+  const auto leave_out = [&](std::string_view why) {
     dict_.other_optimizers = true;  // a tensor without a state may be trained all the same
-    LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, StrCat("the key '", entry.name, "'"),
-                                   std::string(why), std::string(remedy)});
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kOptimizer, StrCat("the key '", entry.name, "'"), std::string(why), ""});
   };
   if (std::ranges::find(kOurKinds, key.kind) != std::end(kOurKinds)) {
-    return leave_out("its kind has a name that ckptfs uses for something else", "");
+    return leave_out("its kind has a name that ckptfs uses for something else");
   }
   const auto of = made_.find(key.tensor);
-  if (of == made_.end()) {
-    return leave_out("it is a state of a tensor that the model does not have", "");
-  }
-  const dcp::TensorEntry& tensor = state.metadata().tensors[slices_[of->second.front()].tensor];
+  if (of == made_.end()) return leave_out("it is a state of a tensor that the model does not have");
+  if (const std::string why = state.WhyNotPlain(t); !why.empty()) return leave_out(why);
+  const Slice slice = slices_[of->second.front()];
+  const dcp::TensorEntry& tensor = state.metadata().tensors[slice.tensor];
+  std::shared_ptr<const FlattenedState> flattened;
   if (entry.shape != tensor.shape) {
-    return leave_out(
-        "it does not have its tensor's shape: cores up to 0.14 flatten what each rank has of a "
-        "state",
-        "load it with core 0.15 in its own layout and save it with "
-        "--dist-ckpt-optim-fully-reshardable");
+    if (!IsFlattened(entry.shape, tensor.shape)) {
+      return leave_out("it does not have its tensor's shape, nor what ranks made of that");
+    }
+    auto made = FlattenedState::Make(state, t, tensor.shape);
+    if (!made) return leave_out(made.error().message);
+    flattened = *std::move(made);
+    if (slice.layer >= 0 && !flattened->HasLayers()) {
+      return leave_out("ranks had more than one layer in a piece");
+    }
   }
-  if (const std::string why = state.WhyNotPlain(t); !why.empty()) return leave_out(why, "");
   if (!states_.emplace(KindOf(key.kind), key.tensor).second) {
-    return leave_out("another optimizer of the chain has the same state of this tensor", "");
+    return leave_out("another optimizer of the chain has the same state of this tensor");
   }
   for (const size_t i : of->second) {
     StateDict::State added{0, dict_.tensors[i].name, std::string(KindOf(key.kind))};
@@ -206,6 +211,11 @@ void Reader::AddState(const dcp::StoredState& state, size_t t, const OptimizerKe
     added.dtype = entry.dtype;
     added.shape = dict_.tensors[i].shape;
     added.place = PlaceOf(state, {t, slices_[i].layer});
+    if (flattened) {
+      added.place = [flattened, layer = slices_[i].layer](Assembler& assembler, AtomIndex atom) {
+        return flattened->Place(layer, assembler, atom);
+      };
+    }
     dict_.states.push_back(std::move(added));
   }
 }

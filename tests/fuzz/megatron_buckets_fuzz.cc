@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Buffers of Megatron's DistributedOptimizer: keys, where parameters lie in a bucket, and whose they
-// are.  What is accepted lies in the bucket, one behind the other, begins at multiples of 64, and
-// every place has a parameter of its values.
+// Buffers of Megatron's DistributedOptimizer: keys, where parameters lie in a bucket, and whose
+// they are.  What is accepted lies in the bucket, one behind the other, begins at multiples of 64,
+// and every place has a parameter of its values.
 //
 //   byte: which part   key:     the rest as a text
 //                      layout:  ranks, padding, sizes of parameters (up to a zero), borders

@@ -291,9 +291,46 @@ TEST_F(MegatronReaderTest, GroupsWithoutOneWayAreLeftOutAlone) {
   EXPECT_FALSE(step->FindAtom(p, "step").has_value());
 }
 
+// Of cores up to 0.14: two boxes of two rows each, of which ranks have four elements and two.
+TEST_F(MegatronReaderTest, FlattenedStatesAreTheirTensors) {
+  std::vector<DcpMaker::Cut> cuts;
+  for (uint64_t cell = 0; cell < 4; ++cell) {
+    cuts.push_back({{cell / 2, cell % 2, 0, 4}, {1, 1, 1, 2}, kFile});
+    cuts.push_back({{cell / 2, cell % 2, 0, 0}, {1, 1, 1, 4}, kFile});
+  }
+  made_.AddTensor("optimizer.state.fp32_param.decoder.layers.mlp.linear_fc2.weight", {2, 2, 1, 6},
+                  1, cuts);
+  const auto step = Read();
+  ASSERT_TRUE(step.has_value()) << step.error().message;
+  EXPECT_EQ(FindLeftOut(*step, LeftOutPart::kOptimizer), nullptr);
+  const auto p = *step->FindParameter("decoder.layers.1.mlp.linear_fc2.weight");
+  const auto master = step->FindAtom(p, "master");
+  ASSERT_TRUE(master.has_value());
+  const Gather& gather = step->atom(*master).source.gathers.front();
+  ASSERT_EQ(gather.locals.size(), 2u);
+  EXPECT_EQ(gather.locals[0].pieces[0].atom_begin, (Shape{0, 0}));
+  EXPECT_EQ(gather.locals[1].pieces[0].atom_begin, (Shape{2, 0}));
+  EXPECT_EQ(gather.locals[1].pieces[0].shape, (Shape{2, 3}));
+  EXPECT_EQ(gather.series[0].flat_begin, 0u);
+}
+
+TEST_F(MegatronReaderTest, FlattenedStatesThatLackARangeAreRefused) {
+  made_.AddTensor("optimizer.state.exp_avg_sq.decoder.final_layernorm.weight", {2, 2}, 1,
+                  {{{0, 0}, {1, 2}, kFile}, {{1, 0}, {1, 1}, kFile}});
+  EXPECT_NE(Refusal(), "taken");
+}
+
+TEST_F(MegatronReaderTest, ChunksOfSeveralBoxesAreLeftOut) {
+  made_.AddTensor("optimizer.state.exp_avg_sq.decoder.final_layernorm.weight", {2, 2}, 1,
+                  {{{0, 0}, {2, 2}, kFile}});
+  const auto step = Read();
+  ASSERT_TRUE(step.has_value()) << step.error().message;
+  EXPECT_THAT(FindLeftOut(*step, LeftOutPart::kOptimizer)->why, HasSubstr("not a range of one"));
+}
+
 TEST_F(MegatronReaderTest, StatesThatAreNotOfTheirTensorsShapeAreLeftOutAlone) {
-  made_.AddTensor("optimizer.state.exp_avg.decoder.final_layernorm.weight", {1, 4}, 1,
-                  {{{0, 0}, {1, 4}, kFile}});
+  made_.AddTensor("optimizer.state.exp_avg.decoder.final_layernorm.weight", {2, 4}, 1,
+                  {{{0, 0}, {2, 4}, kFile}});
   made_.AddTensor("optimizer.state.exp_avg.unknown", {4}, 1, {{{0}, {4}, kFile}});
   made_.AddTensor(
       "chained_1.optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.layer_norm_weight", {2, 4},
@@ -308,7 +345,7 @@ TEST_F(MegatronReaderTest, StatesThatAreNotOfTheirTensorsShapeAreLeftOutAlone) {
   EXPECT_FALSE(step->FindAtom(p, "exp_avg").has_value());
   std::string all;
   for (const LeftOut& one : step->left_out) all += LeftOutText(one);
-  EXPECT_THAT(all, HasSubstr("cores up to 0.14 flatten"));
+  EXPECT_THAT(all, HasSubstr("nor what ranks made of that"));
   EXPECT_THAT(all, HasSubstr("a tensor that the model does not have"));
   EXPECT_THAT(all, HasSubstr("another optimizer of the chain has the same state"));
   EXPECT_THAT(all, HasSubstr("a name that ckptfs uses for something else"));
