@@ -34,9 +34,9 @@ struct KnownFile {
   FileHandle handle{};
   InodeNumber inode{};
   uint64_t size = 0;
-  uint64_t streamed = 0;              // bytes that were answered by READs
-  std::optional<std::string> text;    // all of the file, if it is not of a step
-  std::optional<size_t> backing;  // in `backings`; without one the file is streamed
+  uint64_t streamed = 0;            // bytes that were answered by READs
+  std::optional<std::string> text;  // all of the file, if it is not of a step
+  std::optional<size_t> backing;    // in `backings`; without one the file is streamed
 };
 
 struct Handover {

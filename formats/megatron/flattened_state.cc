@@ -22,8 +22,7 @@ bool IsFlattened(const Shape& stored, const Shape& of) {
 }
 
 Result<std::shared_ptr<const FlattenedState>> FlattenedState::Make(const dcp::StoredState& state,
-                                                                   size_t tensor,
-                                                                   const Shape& of) {
+                                                                   size_t tensor, const Shape& of) {
   const dcp::TensorEntry& entry = state.metadata().tensors[tensor];
   Shape box(of.size());
   for (size_t d = 0; d < of.size(); ++d) box[d] = of[d] / entry.shape[d];

@@ -45,12 +45,13 @@ Result<LiveMount> WaitForNext(const LiveMount& before, const Descriptor& process
       if (now.mountpoint == before.mountpoint && now.generation > before.generation) return now;
     }
     if (EndsWithin(process, 0)) {
-      return Fail(ErrorCode::kIo, StrCat(before.mountpoint, ": the daemon ended; its log says why"));
+      return Fail(ErrorCode::kIo,
+                  StrCat(before.mountpoint, ": the daemon ended; its log says why"));
     }
     std::this_thread::sleep_for(kPause);
   }
-  return Fail(ErrorCode::kIo, StrCat(before.mountpoint,
-                                     ": the next program does not answer after ten minutes"));
+  return Fail(ErrorCode::kIo,
+              StrCat(before.mountpoint, ": the next program does not answer after ten minutes"));
 }
 
 Status UpgradeOne(const LiveMount& mount, const std::string& program) {

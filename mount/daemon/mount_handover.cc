@@ -36,8 +36,7 @@ constexpr int kCheckMilliseconds = 10'000;
 Json NamesJson(const std::vector<KnownName>& names) {
   Json list = Json::array();
   for (const KnownName& name : names) {
-    list.push_back(
-        {static_cast<uint64_t>(name.inode), name.references, Utf8OfBytes(name.path)});
+    list.push_back({static_cast<uint64_t>(name.inode), name.references, Utf8OfBytes(name.path)});
   }
   return list;
 }
@@ -193,8 +192,7 @@ Result<MountState> DecodeMountState(std::span<const uint8_t> bytes) {
 std::string ThisProgram() {
   struct stat info {};
   if (::stat(kOwnFile, &info) != 0) return "";
-  return StrCat(info.st_dev, ":", info.st_ino, ":", info.st_mtim.tv_sec, ".",
-                info.st_mtim.tv_nsec);
+  return StrCat(info.st_dev, ":", info.st_ino, ":", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec);
 }
 
 bool IsMountLeft() { return DescriptorStore::Has(kState); }

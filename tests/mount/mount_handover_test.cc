@@ -86,7 +86,8 @@ TEST(MountHandoverTest, AProgramIsAsked) {
     ::chmod(path.c_str(), 0755);
     return path;
   };
-  const std::string asked = StrCat("#!/bin/sh\ntest \"$*\" = 'upgrade --accepts ", kMountStateVersion, "'\n");
+  const std::string asked =
+      StrCat("#!/bin/sh\ntest \"$*\" = 'upgrade --accepts ", kMountStateVersion, "'\n");
   EXPECT_TRUE(CheckSuccessor(program("knows", asked)));
   EXPECT_EQ(CheckSuccessor(program("refuses", "#!/bin/sh\nexit 2\n")).error().code,
             ErrorCode::kUnsupported);
