@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -158,6 +159,7 @@ std::vector<uint8_t> EncodeMountState(const MountState& state) {
                         {"log", Utf8OfBytes(state.log)},
                         {"program", state.program},
                         {"generation", state.generation},
+                        {"process", state.process},
                         {"greeting", Utf8OfBytes(state.greeting)},
                         {"kernel", KernelJson(state.kernel)},
                         {"backing_ids", std::move(ids)}});
@@ -178,6 +180,7 @@ Result<MountState> DecodeMountState(std::span<const uint8_t> bytes) {
     state.log = text("log");
     state.program = text("program");
     state.generation = json.at("generation").get<uint64_t>();
+    state.process = json.at("process").get<int64_t>();
     state.greeting = text("greeting");
     state.kernel = KernelOf(json.at("kernel"));
     for (const Json& one : json.at("backing_ids")) {
@@ -244,9 +247,11 @@ Status CheckSuccessor(const std::string& program) {
 }
 
 Error BecomeSuccessor(const std::string& program, const std::vector<std::string>& words,
-                      const MountState& state, Descriptor device) {
+                      const MountState& state, Descriptor device,
+                      std::vector<DescriptorStore::Kept> arenas) {
   auto legacy = Legacy(state, std::move(device));
   if (!legacy) return std::move(legacy).error();
+  std::move(arenas.begin(), arenas.end(), std::back_inserter(*legacy));
   std::vector<std::string> all = words;
   const std::vector<char*> pointers = Pointers(all);
   sigset_t none;

@@ -30,6 +30,7 @@
 #include "core/base/result.h"
 #include "fs/handover.h"
 #include "mount/fuse/fuse_session.h"
+#include "snapshot/receive/descriptor_store.h"
 
 namespace ckptfs {
 
@@ -39,6 +40,7 @@ struct MountState {
   std::string log;          // where it logs
   std::string program;      // ThisProgram of who left it
   uint64_t generation = 0;  // programs that served the mount before
+  int64_t process = 0;      // its number: a successor in the same one was asked for
   std::string greeting;     // FuseConnection's
   Handover kernel;
   std::map<uint64_t, int> backing_ids;  // the kernel's, by handle
@@ -68,8 +70,10 @@ bool IsMountLeft();
 Status CheckSuccessor(const std::string& program);
 // Runs a program, with these words, in this process.  Where it cannot be run this program's own
 // file is run in its stead.  Returns only if both fail.
+// `arenas`: what a service manager keeps of snapshots, under its names.
 Error BecomeSuccessor(const std::string& program, const std::vector<std::string>& words,
-                      const MountState& state, Descriptor device);
+                      const MountState& state, Descriptor device,
+                      std::vector<DescriptorStore::Kept> arenas);
 
 // The program that is to take this one's place, once somebody has asked for it.
 //

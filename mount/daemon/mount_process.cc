@@ -486,6 +486,7 @@ MountState StateOf(const MountRequest& request, const std::string& log, const Da
   state.log = log;
   state.program = ThisProgram();
   state.generation = daemon.generation;
+  state.process = ::getpid();
   return state;
 }
 
@@ -498,6 +499,7 @@ Status GiveWay(const MountRequest& request, const std::string& log, Daemon& daem
   daemon.mounted.Set(nullptr);
   daemon.control.reset();
   daemon.metrics.reset();
+  auto arenas = daemon.snapshots->KeptArenas();
   daemon.snapshots.reset();
   daemon.record.reset();
   CKPT_ASSIGN_OR_RETURN(FuseConnection connection, daemon.session->Share());
@@ -509,7 +511,8 @@ Status GiveWay(const MountRequest& request, const std::string& log, Daemon& daem
   state.backing_ids = daemon.session->backing_ids().All();
   std::vector<std::string> words = request.words;
   words.insert(words.begin(), program);
-  Error failed = BecomeSuccessor(program, words, state, std::move(connection.device));
+  Error failed =
+      BecomeSuccessor(program, words, state, std::move(connection.device), std::move(arenas));
   Log(LogLevel::kError, failed.message);
   ::_exit(1);  // the connection ends with the process, and nothing here waits for its answers
 }
@@ -531,7 +534,11 @@ Result<std::optional<ServedMount>> TakeLeft(const MountRequest& request) {
   const auto entry = FindMount(request.mountpoint);
   const bool there = entry && *entry && (*entry)->type == "fuse.ckptfs";
   const MountState& state = (*left)->state;
-  if (there && state.store == request.store && state.mountpoint == request.mountpoint) return left;
+  const bool ours = state.store == request.store && state.mountpoint == request.mountpoint;
+  if (there && ours) return left;
+  if (ours && state.process == ::getpid()) {
+    return Fail(ErrorCode::kNotFound, StrCat(state.mountpoint, ": unmounted meanwhile"));
+  }
   Say(StrCat("the mount at ", state.mountpoint, " that an earlier process left is not this one"));
   return std::nullopt;
 }

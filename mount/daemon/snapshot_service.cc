@@ -180,6 +180,10 @@ std::shared_ptr<const Receiver> SnapshotService::Get() const {
   return receiver_;
 }
 
+std::vector<DescriptorStore::Kept> SnapshotService::KeptArenas() const {
+  return shelf_ ? shelf_->All() : std::vector<DescriptorStore::Kept>();
+}
+
 std::optional<SnapshotStatus> SnapshotService::status() const {
   const auto receiver = Get();
   if (!receiver) return std::nullopt;

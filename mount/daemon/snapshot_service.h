@@ -60,6 +60,9 @@ class SnapshotService {
   // The policy from now on.  Any thread.
   void SetRetention(const Retention& retention);
   bool receiving() const { return Get() != nullptr; }
+  // Copies of what a service manager keeps for us of saves.  REQUIRES: the thread that calls
+  // StartReceiving.
+  std::vector<DescriptorStore::Kept> KeptArenas() const;
   // Nothing where none are received.
   std::optional<SnapshotStatus> status() const;
 

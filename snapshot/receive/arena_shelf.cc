@@ -237,6 +237,8 @@ std::shared_ptr<ShelfPlace> ArenaShelf::Place(int arena, const SnapshotMessage& 
   MutexLock lock(place->mutex_);
   place->greeting_ = greeting;
   if (!left) return place;
+  manager_->Note(StrCat(kPrefix, id, kArenaSuffix), left->arena.get());
+  manager_->Note(StrCat(kPrefix, id, kLedgerSuffix), left->ledger.get());
   place->generation_ = left->generation;
   for (size_t i = 1; i < left->said.size(); ++i) {
     place->said_[left->said[i].attempt].push_back(left->said[i]);

@@ -76,6 +76,8 @@ class ArenaShelf : public std::enable_shared_from_this<ArenaShelf> {
   // Tells the daemon of the store, as ranks would, what lies here since an earlier one.
   // BLOCKS: on its answers.
   void HandOver(const std::function<void(std::string_view line)>& log);
+  // Copies of what lies here, for a program that takes this one's place in the same process.
+  std::vector<DescriptorStore::Kept> All() const { return manager_->All(); }
   // Called when this process ends: what is let go of from now on stays, until Thaw if that comes.
   void Freeze();
   void Thaw();

@@ -119,11 +119,29 @@ Status DescriptorStore::Leave(const std::vector<Kept>& kept) {
 }
 
 bool DescriptorStore::Put(std::string_view name, int descriptor) const {
-  return Send(StrCat("FDSTORE=1\nFDNAME=", name), descriptor);
+  if (!Send(StrCat("FDSTORE=1\nFDNAME=", name), descriptor)) return false;
+  Note(name, descriptor);
+  return true;
+}
+
+void DescriptorStore::Note(std::string_view name, int descriptor) const {
+  MutexLock lock(mutex_);
+  put_[std::string(name)] = Descriptor(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+}
+
+std::vector<DescriptorStore::Kept> DescriptorStore::All() const {
+  std::vector<Kept> all;
+  MutexLock lock(mutex_);
+  for (const auto& [name, descriptor] : put_) {
+    all.push_back({name, Descriptor(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0))});
+  }
+  return all;
 }
 
 void DescriptorStore::Remove(std::string_view name) const {
   (void)Send(StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
+  MutexLock lock(mutex_);
+  if (const auto put = put_.find(name); put != put_.end()) put_.erase(put);
 }
 
 void DescriptorStore::SayReady() const { (void)Send("READY=1", -1); }

@@ -12,12 +12,15 @@
 
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/mutex.h"
 #include "core/base/result.h"
 
 namespace ckptfs {
@@ -44,6 +47,10 @@ class DescriptorStore {
   // REQUIRES: the name has no ':' nor line end.
   bool Put(std::string_view name, int descriptor) const;
   void Remove(std::string_view name) const;
+  // Counts as put what an earlier program of this process, or process, has put.
+  void Note(std::string_view name, int descriptor) const;
+  // Copies of what was put and not removed.
+  std::vector<Kept> All() const;
   // Lets the manager start what waits for a unit of Type=notify.
   void SayReady() const;
 
@@ -53,6 +60,8 @@ class DescriptorStore {
 
   const Descriptor socket_;
   const std::string address_;  // of a sockaddr_un, as it is
+  mutable Mutex mutex_;
+  mutable std::map<std::string, Descriptor, std::less<>> put_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs

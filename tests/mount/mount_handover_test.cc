@@ -23,6 +23,7 @@ MountState Sample() {
   state.log = "syslog";
   state.program = "1:2:3.4";
   state.generation = 7;
+  state.process = 42;
   state.greeting = std::string("\x00\x80\xff init", 8);
   state.kernel.names = {{InodeNumber{1}, 3, ""}, {InodeNumber{~uint64_t{0}}, 1, "/run/a\xfe"}};
   state.kernel.backings = {{ServingMode::kDirect, 5}, {ServingMode::kMaterialise, 6}};
@@ -44,6 +45,7 @@ TEST(MountHandoverTest, AStateIsReadAsItWasWritten) {
   EXPECT_EQ(read->log, state.log);
   EXPECT_EQ(read->program, state.program);
   EXPECT_EQ(read->generation, state.generation);
+  EXPECT_EQ(read->process, state.process);
   EXPECT_EQ(read->greeting, state.greeting);
   ASSERT_EQ(read->kernel.names.size(), 2u);
   EXPECT_EQ(read->kernel.names[1].inode, state.kernel.names[1].inode);
