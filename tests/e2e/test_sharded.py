@@ -113,6 +113,16 @@ def test_parts_of_all_kinds_are_whole_in_every_layout(ckptfs, savers):
     assert 'dp3_zero3' in os.listdir(view)
     for layout, world in (('tp1', 1), ('tp2', 2), ('dp2_tp2_zero1', 4), ('dp3_zero3', 3)):
         assert_equal(gathered(os.path.join(view, layout), world), truth)
+    # Each tensor whole in one file, without the ranks' own.
+    done = json.loads(ckptfs.run('compact', '--store', ckptfs.store, '--json', 'job/4').stdout)
+    assert done['packed_files'] == 1 and done['in_place_files'] == 0
+    collected = json.loads(ckptfs.run('gc', '--store', ckptfs.store, '--json').stdout)
+    assert collected['directories'] == 1 and os.listdir(f'{ckptfs.store}/blobs/snapshots') == []
+    for layout, world in (('tp1', 1), ('tp2', 2), ('dp2_tp2_zero1', 4), ('dp3_zero3', 3)):
+        assert_equal(gathered(os.path.join(view, layout), world), truth)
+    assert all(saver.save(5) for saver in ranks)
+    assert all(saver.wait_durable(5, 60) for saver in ranks)
+    ckptfs.run('verify', '--store', ckptfs.store, 'job/4')
 
 
 def test_parts_that_leave_a_gap_are_no_step(ckptfs, savers):
