@@ -30,6 +30,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kCompactPartial = ".partial-compact";
+constexpr uint64_t kMebibyte = uint64_t{1} << 20;
 
 Status CheckComplete(const StepModel& step, const StepRecord& record,
                      const CompactRequest& request) {
@@ -46,6 +47,19 @@ Status CheckComplete(const StepModel& step, const StepRecord& record,
                            one.what, more > 0 ? StrCat(" and ", more, " more") : "", ": ", one.why)}
                   .Needing(StrCat(one.remedy, one.remedy.empty() ? "" : "; or ",
                                   "give --incomplete to pack what the step has")));
+}
+
+// A tensor that repeats a few bytes of a file (a stride of 0) may be as large as it likes.
+Status CheckSize(const StepModel& step, const CompactPlan& plan) {
+  constexpr uint64_t kMostTimes = 8;  // as wide a dtype as there is, of the narrowest
+  uint64_t files = 0;
+  for (const Blob& blob : step.blobs) files += blob.stamp.size;
+  uint64_t written = 0;
+  for (const PlannedFile& file : plan.files) written += file.plan.size();
+  if (written / kMostTimes <= files + kMebibyte) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat("its tensors would take ", written, " bytes, but its files have ", files,
+                     ": they repeat bytes, which the source does better"));
 }
 
 // What the directory holds follows from this alone.
@@ -214,6 +228,7 @@ Result<CompactReport> Compaction::Run() {
   const auto blobs = BlobReader::Create(step->model, request_.reading);
   CKPT_ASSIGN_OR_RETURN(
       plan_, PlanCompact(step->model, record_.source, *blobs, request_.hooks, request_.file_bytes));
+  CKPT_RETURN_IF_ERROR(CheckSize(step->model, plan_));
   Tell(step->model);
   if (plan_.IsNothing() || request_.dry_run) return std::move(report_);
   CKPT_ASSIGN_OR_RETURN(const WrittenPlans written, Write(*step, *blobs));

@@ -54,11 +54,11 @@ struct CompactReport {
   std::vector<std::string> only_in_source;  // files beside the step that it does not have
 };
 
-// Errors: kUnsupported for a step that is provisional, that lacks parts of its source, or a store
-// that is not a directory; kExists while another call writes it; kExhausted if there is no space:
-// then what was written is gone; kStale, kNotFound if the step was replaced or removed meanwhile,
-// or a source file is another one; those of reading.
-// BLOCKS: until all is written.
+// Errors: kUnsupported for a step that is provisional, that lacks parts of its source, or whose
+// tensors repeat bytes, and for a store that is not a directory; kExists while another call writes
+// it; kExhausted if there is no space: then what was written is gone; kStale, kNotFound if the step
+// was replaced or removed meanwhile, or a source file is another one; those of reading. BLOCKS:
+// until all is written.
 Result<CompactReport> CompactStep(Store& store, const StepRecord& record,
                                   const CompactRequest& request);
 

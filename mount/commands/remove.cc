@@ -93,9 +93,12 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
       if (tag.id == removal.record.id) removal.tags.push_back(tag.name);
     }
     if (removal.tags.empty() || options.force) continue;
-    return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(),
-                                                 " has the tag '", removal.tags.front(), "'")}
-                    .Needing("run `ckptfs tag --delete RUN/NAME` first, or give --force"));
+    return Fail(
+        Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(), " has the tag '",
+                                         removal.tags.front(), "'")}
+            .Needing(StrCat("run `ckptfs tag --delete ",
+                            ShellWord(StrCat(removal.record.run, "/", removal.tags.front())),
+                            "` first, or give --force")));
   }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;

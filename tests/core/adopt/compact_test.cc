@@ -274,6 +274,28 @@ TEST_F(CompactTest, WhatIsNotCompleteIsRefusedByName) {
   EXPECT_TRUE(CompactStep(*store_, record, request));
 }
 
+// An expanded tensor has few bytes and any size.
+TEST_F(CompactTest, TensorsThatRepeatBytesDoNotFillTheStore) {
+  StepModel model = pieces_.model();
+  Atom& atom = model.atoms[1];
+  const uint64_t rows = uint64_t{1} << 30;
+  atom.shape = model.parameters[1].shape = {rows, 4};
+  FragmentSeries series;
+  series.elements = series.flat_step = 4;
+  series.dtype = DType::kF32;
+  atom.source = AtomSource();
+  atom.source.gathers = {Gather{{StridedView(atom.shape, 4, 0, {0, 1})}, {series}}};
+  model.atoms[2].shape = {1};
+  model.atoms[2].relation = Relation::kScalar;
+  model.atoms[2].source = InlineSource("abcd", false);
+  model.BuildIndex();
+  const auto refused = Compact(Publish(model));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(refused.error().message, HasSubstr("repeat bytes"));
+  EXPECT_THAT(Blobs(), IsEmpty());
+}
+
 TEST_F(CompactTest, AChangedSourceIsRefusedAndLeavesNothingNew) {
   const StepRecord record = Publish();
   fs::resize_file(pieces_.PathOf(7), fs::file_size(pieces_.PathOf(7)) - 1);
