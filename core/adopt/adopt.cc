@@ -154,12 +154,14 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   if (adopted.record.id != id) {
     const auto first = store.Resolve(run, id);
     const bool other = first && first->source != adopted.record.source;
+    const std::string what = first && first->compacted ? " was compacted, which stays as it is"
+                                                       : " was adopted; --refresh replaces it";
     adopted.warnings.push_back(
         other ? StrCat(name, ": ", run, "/", id, " was adopted from ", first->source)
               : StrCat(name,
                        ": the source, the options or the version of ckptfs changed "
                        "since ",
-                       run, "/", id, " was adopted; --refresh replaces it"));
+                       run, "/", id, what));
   }
   return adopted;
 }

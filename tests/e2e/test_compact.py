@@ -176,6 +176,21 @@ def test_gc_and_remove_know_it(ckptfs, tmp_path, words):
     assert os.listdir(f'{ckptfs.store}/blobs') == []
 
 
+def test_a_source_that_is_written_again_takes_no_compacted_step_away(ckptfs, tmp_path):
+    source = source_of(checkpoint('zero2'), tmp_path)
+    step = ckptfs.adopt(source, extra=TALLY).stdout.splitlines()[-1]
+    report = compact(ckptfs, step)
+    path = next(os.path.join(d, n) for d, _, names in os.walk(source) for n in names if 'model_states' in n)
+    saved = torch.load(path, weights_only=False)
+    saved['module'] = {k: v + 1 for k, v in saved['module'].items()}
+    torch.save(saved, path)
+    again = ckptfs.adopt(source, extra=(*TALLY, '--refresh', '--check', 'never'))
+    assert again.stdout.split() == [f'{step}-1'] and 'compacted' in again.stderr
+    assert {one['step']: one['manifest'] for one in ckptfs.list()['steps']}[step] == report['manifest']
+    ckptfs.run('gc', '--store', ckptfs.store)
+    ckptfs.run('verify', '--store', ckptfs.store, step)
+
+
 def test_a_changed_source_is_refused(ckptfs, tmp_path):
     source = source_of(checkpoint('zero2'), tmp_path)
     step = ckptfs.adopt(source, extra=TALLY).stdout.splitlines()[-1]
