@@ -96,7 +96,8 @@ class Maker {
   };
   struct Made {
     Values values;
-    ParameterIndex first{};  // whose they are
+    ParameterIndex first{};          // whose they are
+    const ShownGroup* of = nullptr;  // the source's group that was compared last
   };
 
   static Error Unknown() {
@@ -162,7 +163,7 @@ class Maker {
     }
     CKPT_ASSIGN_OR_RETURN(const Values values, own_ ? OwnValues(dict) : AdamsValues(dict));
     for (const ParameterIndex p : group.members) {
-      CKPT_RETURN_IF_ERROR(AddMember(p, values, dict[kDecay].Number().value_or(0)));
+      CKPT_RETURN_IF_ERROR(AddMember(p, group, values, dict[kDecay].Number().value_or(0)));
     }
     return {};
   }
@@ -203,12 +204,17 @@ class Maker {
     return values;
   }
 
-  Status AddMember(ParameterIndex p, const Values& values, double decay) {
+  Status AddMember(ParameterIndex p, const ShownGroup& group, const Values& values, double decay) {
     const Parameter& parameter = step_.parameter(p);
     const Key key{out_.experts_apart && IsExperts(parameter.name),
                   Decays(parameter.name, parameter.shape)};
-    const auto [made, fresh] = made_.try_emplace(key, Made{values, p});
-    if (!fresh) CKPT_RETURN_IF_ERROR(Compare(made->second, values, p));
+    auto made = made_.find(key);
+    const bool fresh = made == made_.end();
+    if (fresh) made = made_.emplace(key, Made{values, p, &group}).first;
+    if (made->second.of != &group) {
+      CKPT_RETURN_IF_ERROR(Compare(made->second, values, p));
+      made->second.of = &group;  // the next member's values are these
+    }
     if (own_ || !fresh || key.decays == (decay != 0)) return {};
     out_.notes.push_back(
         StrCat("the weight decay of the source's groups: '", parameter.name, "' has ", decay,

@@ -14,6 +14,7 @@
 #include "formats/dcp/metadata_writer.h"
 #include "formats/megatron/common_file.h"
 #include "formats/megatron/dist_directory.h"
+#include "formats/megatron/dist_keys.h"
 #include "formats/megatron/view_entries.h"
 #include "formats/tools/made_config.h"
 
@@ -92,7 +93,17 @@ class Composer {
 };
 
 Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownState> shown) {
-  if (IsOfMegatron(shown->step())) return Named{std::move(shown), std::nullopt};
+  if (IsOfMegatron(shown->step())) {
+    for (const Parameter& parameter : shown->step().parameters) {
+      if (!megatron::StackedNameOf(parameter.name)) continue;
+      return Fail(Error{ErrorCode::kUnsupported,
+                        "it is of all layers, as a snapshot of a running job has it"}
+                      .OfParameter(parameter.name)
+                      .Needing("the directory that the job saved loads it at any degrees, by "
+                               "dist_checkpointing.load where ckptfs.megatron is imported"));
+    }
+    return Named{std::move(shown), std::nullopt};
+  }
   const Layout& layout = shown->layout();
   auto all = translations.To(shown->shared_step(), Dialect::kMcore);
   if (all) return Named{ShownState::Of(*std::move(all), layout), std::nullopt};

@@ -46,7 +46,11 @@ bool KeepsObject(std::string_view module) {
 class Collector {
  public:
   Collector(const ShownState& shown, const ViewRequest& request)
-      : shown_(shown), step_(shown.step()), request_(request) {}
+      : shown_(shown), step_(shown.step()), request_(request) {
+    for (const Alias& alias : shown.aliases()) {
+      if (alias.name == kEmbedding) embedding_ = &alias;
+    }
+  }
 
   Result<std::vector<dcp::BoxEntry>> Collect() && {
     MakeStacks();
@@ -69,10 +73,8 @@ class Collector {
 
   // A tied weight is stored as the embedding, whichever name is its first.
   const std::string& NameOf(ParameterIndex p) const {
-    for (const Alias& alias : shown_.aliases()) {
-      if (alias.parameter == p && alias.name == kEmbedding) return alias.name;
-    }
-    return shown_.NameOf(p);
+    const bool tied = embedding_ != nullptr && embedding_->parameter == p;
+    return tied ? embedding_->name : shown_.NameOf(p);
   }
 
   bool Alike(ParameterIndex a, ParameterIndex b) const {
@@ -311,6 +313,7 @@ class Collector {
   const ShownState& shown_;
   const StepModel& step_;
   const ViewRequest& request_;
+  const Alias* embedding_ = nullptr;
   std::vector<Stack> stacks_;
   std::vector<dcp::BoxEntry> entries_;
 };

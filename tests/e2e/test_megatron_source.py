@@ -5,21 +5,18 @@ make_megatron.py trains and saves tiny models with the real library and keeps wh
 of the model that it loads at one rank.  Names of transformers are made of that by torch's own words (`files_of`), which
 the logits prove, since transformers computes them with these weights.
 """
-import io
 import json
 import os
-import pickle
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from transformers import AutoModelForCausalLM
 
 import daemon
 from dcp_reads import read_dcp
+from megatron_forms import as_the_newest_cores_save, rewrite
 
 LAYERS, HEADS = 4, 8
 # name: (groups, channels, experts of one layer)
@@ -254,33 +251,8 @@ def copy(saved, name, folder):
     return f'{folder}/iter_0000007'
 
 
-def rewrite(step, change):
-    """Changes what .metadata says."""
-    with open(f'{step}/.metadata', 'rb') as f:
-        metadata = pickle.load(f)
-    change(metadata)
-    with open(f'{step}/.metadata', 'wb') as f:
-        pickle.dump(metadata, f)
-
-
 def test_the_newest_cores_form_is_the_same_step(saved, ckptfs, tmp_path):
-    """No common.pt, its state as an object, and two keys in metadata.json."""
-    step = copy(saved, 'llama', f'{tmp_path}/new')
-    common = torch.load(f'{step}/common.pt', weights_only=False)
-    os.unlink(f'{step}/common.pt')
-    buffer = io.BytesIO()
-    torch.save([common], buffer)
-    with open(f'{step}/__9_0.distcp', 'wb') as f:
-        f.write(buffer.getvalue())
-
-    def add(metadata):
-        key = 'common_state/shard_0_1'
-        metadata.state_dict_metadata[key] = BytesStorageMetadata()
-        metadata.storage_data[MetadataIndex(key)] = _StorageInfo('__9_0.distcp', 0, len(buffer.getvalue()))
-
-    rewrite(step, add)
-    with open(f'{step}/metadata.json', 'w', encoding='utf-8') as f:
-        json.dump({'sharded_backend': 'torch_dist', 'sharded_backend_version': 1}, f)
+    as_the_newest_cores_save(copy(saved, 'llama', f'{tmp_path}/new'))
     ckptfs.adopt(f'{tmp_path}/new', 'new')
     mount = ckptfs.mount()
     weights, states = plain_of(saved, 'llama')

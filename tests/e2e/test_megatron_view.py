@@ -10,6 +10,7 @@ import json
 import os
 import pickletools
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import daemon
+from megatron_forms import as_the_newest_cores_save
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MEGATRON = os.path.join(daemon.FIXTURES, 'megatron')
@@ -32,19 +34,19 @@ MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral
 # make_megatron's own, as they were saved
 OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, 'qwen2': {'bias': True, 'groups': 2},
        'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
-       'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'buckets': {}, 'plain_adam': {}}
+       'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'newest': {}, 'buckets': {}, 'plain_adam': {}}
 VIRTUAL = 'pp2_dp2'  # this one with two chunks a stage
-# (source, [tp, pp, ep], layout).  TP with experts would need sequence parallelism.
+# (source, [tp, pp, ep], layout).  `newest` is llama in the form that cores from 0.19 on save.
 CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 2, 1], VIRTUAL), ('tied', [4, 1, 1], 'tp4'), ('qwen3', [2, 2, 1], 'tp2_pp2'),
          ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen2_moe', [1, 1, 2], 'dp4_ep2'),
-         ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
+         ('qwen3_moe', [2, 1, 2], 'tp2_dp2_ep2'), ('newest', [2, 1, 1], 'tp2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
 # Models whose logits are compared, too
 LOGITS = ('llama', 'tied', 'qwen2_moe', 'qwen2_zero2', 'mixtral_zero2', 'qwen2', 'mixtral')
 GROUP = {'lr': 1e-2, 'eps': 1e-8, 'step': 2}
 ENGINE_CELLS = [('llama_zero3', [1, 2, 1], 'pp2'), ('llama_autotp2', [2, 2, 1], 'tp2_pp2'), ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'),
                 ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'), ('mixtral_zero1', [1, 2, 1], 'pp2'), ('llama', [1, 2, 1], 'pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4')]
 if os.environ.get('CKPTFS_LONG'):
-    CELLS += [('llama', [1, 4, 1], 'pp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('qwen2', [1, 2, 1], 'pp2'), ('qwen3_moe', [1, 1, 1], 'dp4'),
+    CELLS += [('llama', [1, 4, 1], 'pp4'), ('qwen3_moe', [1, 1, 1], 'dp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('qwen2', [1, 2, 1], 'pp2'),
               ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2')]
     ENGINE_CELLS += [('llama_zero1', [2, 1, 1], 'tp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2')]
 # A job in fp32 loads what FSDP2 saved as it is; one in bf16 weights that are rounded, and masters that are not.
@@ -53,7 +55,7 @@ FSDP_CELLS = [('float32', [1, 2, 1], 'pp2'), ('bfloat16', [2, 1, 1], 'tp2_bf16')
 
 def own_truth(name):
     """What Megatron's reader found, by the keys of torch_dist in their newest form."""
-    plain = torch.load(f'{MEGATRON}/{name}/plain.pt')
+    plain = torch.load(f'{MEGATRON}/{"llama" if name == "newest" else name}/plain.pt')
     plain = {k: v for k, v in plain.items() if not k.startswith('optimizer.distributed')}
     return {k.replace('.fp32_param.', '.param.'): v for k, v in plain.items()}
 
@@ -140,8 +142,10 @@ def loads(tmp_path_factory):
     """All directories of one mount, loaded: {cell: what is wrong}; the mount, and the program."""
     folder = str(tmp_path_factory.mktemp('loads'))
     program = daemon.Ckptfs(folder)
+    shutil.copytree(f'{MEGATRON}/llama', f'{folder}/newest')
+    as_the_newest_cores_save(f'{folder}/newest/iter_0000007')
     for name in OWN:
-        program.adopt(f'{MEGATRON}/{name}', f'own_{name}')
+        program.adopt(f'{folder}/newest' if name == 'newest' else f'{MEGATRON}/{name}', f'own_{name}')
     for name in {cell[0] for cell in ENGINE_CELLS}:
         program.adopt(f'{ENGINES}/{name}/ckpt', name)
     os.mkdir(f'{folder}/fsdp')

@@ -93,6 +93,16 @@ TEST(MegatronViewTest, AStateThatOneParameterLacksLeavesTheOptimizerOut) {
   EXPECT_THAT(left[0], HasSubstr("exp_avg"));
 }
 
+// ckptfs.megatron: the job's own directory loads it.
+TEST(MegatronViewTest, ASnapshotOfARunningJobIsRefused) {
+  TinyStep step(OfMegatron());
+  step.model().parameters[3].name = "decoder.layers.norm.weight";
+  step.model().BuildIndex();
+  const auto view = Open(step);
+  ASSERT_FALSE(view);
+  EXPECT_THAT(view.error().message, HasSubstr("'decoder.layers.norm.weight': it is of all layers"));
+}
+
 TEST(MegatronViewTest, NamesThatNothingProvesAreRefused) {
   const TinyStep step((TinyStepOptions()));
   const auto view = Open(step);
