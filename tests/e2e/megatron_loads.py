@@ -13,6 +13,7 @@ strict      its word for how keys are compared
 truth       a file of torch: {key: the whole tensor}, by the keys of torch_dist
 optimizer   whether the optimizer is loaded, too
 logits      a file of torch, {tokens, logits}, or null
+most        times the bytes that a rank gets, which it may read at most, or null
 samples     that a job of DeepSpeed had seen, or null
 run         [tp, pp] of the layout
 group       what groups of the optimizer must have: lr, eps, step
@@ -34,6 +35,7 @@ import megatron_ranks
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from megatron.core import dist_checkpointing as dc
 from megatron.core import parallel_state as ps
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -41,6 +43,18 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 STATES = 'optimizer.state.'
+READ = []  # bytes of each chunk that this rank has read
+
+
+def count_reads():
+    """Has torch's reader tell what it reads."""
+    slice_file = FileSystemReader._slice_file
+
+    def counted(self, file, info):
+        READ.append(info.length)
+        return slice_file(self, file, info)
+
+    FileSystemReader._slice_file = counted
 
 
 def shards_of(state):
@@ -158,7 +172,9 @@ def do(task):
     if task['optimizer']:
         metadata = {**dc.load_content_metadata(task['step']), 'dp_cp_group': ps.get_data_parallel_group(with_context_parallel=True)}
         asked['optimizer'] = job.optimizer.sharded_state_dict(dict(asked), is_loading=True, metadata=metadata)
+    READ.clear()
     loaded = dc.load(asked, task['step'], strict=task['strict'])
+    read = sum(READ)
     for i, net in enumerate(job.nets):
         net.module.load_state_dict(loaded['model' if len(job.nets) == 1 else f'model{i}'])
     if task['optimizer']:
@@ -174,6 +190,9 @@ def do(task):
     if not flags['no_save_rng'] or flags['no_save_optim'] == task['optimizer']:
         wrong.append(f'{flags["no_save_rng"]=} {flags["no_save_optim"]=}')
     wrong += schedule(task, loaded)
+    got = sum(shard.data.nbytes for shard in live(job, task['optimizer']))
+    if task['most'] and not got <= read <= task['most'] * got:
+        wrong.append(f'{read} bytes were read for {got}')
     if (flags['tensor_model_parallel_size'], flags['pipeline_model_parallel_size']) != tuple(task['run'][:2]):
         wrong.append('the degrees are not the layout\'s')
     state = {k: v.clone() for k, v in job.net.module.state_dict().items() if v is not None}
@@ -218,6 +237,7 @@ def rank_main(rank, tasks, out, rendezvous):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
     dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
+    count_reads()
     results = {}
     for task in tasks:
         try:

@@ -18,7 +18,7 @@ import zipfile
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import daemon
 from megatron_forms import as_the_newest_cores_save
@@ -31,6 +31,7 @@ STATES = 'optimizer.state.'
 # What transformers' fixtures are, in make_megatron's words; their vocabulary of 250 is padded by the run.
 TINY = {'layers': 2, 'hidden': 48, 'heads': 6, 'groups': 2, 'channels': 8, 'ffn': 104, 'vocab': 256, 'eps': 1e-6}
 MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral': {**TINY, 'experts': 4, 'eps': 1e-5, 'base': 1000000}}
+WIDE = {'layers': 2, 'hidden': 1024, 'heads': 16, 'groups': 8, 'channels': 64, 'ffn': 2816, 'vocab': 2048, 'eps': 1e-6}
 # make_megatron's own, as they were saved
 OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, 'qwen2': {'bias': True, 'groups': 2},
        'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
@@ -124,6 +125,15 @@ def keep_logits(name, weights, path):
         torch.save({'tokens': tokens, 'logits': model(tokens).logits}, path)
 
 
+def save_wide(folder):
+    """A model whose tensors are large enough to be cut for ranks, as save_pretrained writes it; its truth."""
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=16,
+                                         num_key_value_heads=8, tie_word_embeddings=False, dtype=torch.bfloat16)).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return mcore_of(model.state_dict(), WIDE)
+
+
 def samples_of(name):
     """What an engine of DeepSpeed had counted; nothing of a directory of weights."""
     files = sorted(glob.glob(f'{ENGINES}/{name}/ckpt/global_step2/*_model_states.pt'))
@@ -151,17 +161,19 @@ def loads(tmp_path_factory):
     os.mkdir(f'{folder}/fsdp')
     subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/fsdp_llama.py', f'{ENGINES}/llama/ckpt', f'{folder}/fsdp'], check=True, timeout=300)
     program.adopt(f'{folder}/fsdp/ckpt', 'fsdp')
+    wide = save_wide(f'{folder}/wide')
+    program.adopt(f'{folder}/wide', 'wide')
     mount = program.mount()
     tasks = []
 
-    def add(run, model, degrees, layout, strict, truth, logits=None, samples=None, chunks=1):
+    def add(run, model, degrees, layout, strict, truth, logits=None, samples=None, chunks=1, most=None):
         at = f'{folder}/{run}_{layout}.pt'
         torch.save(truth, at)
         shown = daemon.step_of(mount, run) + f'/view/{layout}/megatron'
         said = [int((re.search(rf'(?<![a-z]){degree}(\d+)', layout) or [0, 1])[1]) for degree in ('tp', 'pp')]
         tasks.append({'name': f'{run} {layout}', 'model': model, 'degrees': degrees, 'step': step_in(shown), 'strict': strict,
                       'truth': at, 'optimizer': any(k.startswith(STATES) for k in truth), 'logits': logits, 'group': GROUP, 'run': said,
-                      'samples': samples, 'chunks': chunks})
+                      'samples': samples, 'chunks': chunks, 'most': most})
 
     for name, degrees, layout in CELLS:
         truth = own_truth(name)
@@ -176,6 +188,7 @@ def loads(tmp_path_factory):
         add(name, c, degrees, layout, 'raise_unexpected', truth, f'{folder}/{name}.logits' if name in LOGITS else None, samples_of(name))
     for dtype, degrees, layout in FSDP_CELLS:
         add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype))
+    add('wide', WIDE, [4, 1, 1], 'tp4', 'raise_unexpected', wide, most=1.1)
     changed = own_truth('llama')
     changed[f'{STATES}exp_avg.{BLOCK}mlp.linear_fc1.weight'][3, 95, 31] += 1e-3
     add('own_llama', OWN['llama'], [1, 2, 1], 'pp2', 'raise_all', changed)
@@ -233,3 +246,7 @@ def test_common_pt_of_other_sources_has_no_classes(loads):
             pickled = file.read()
         named = {arg for op, arg, _ in pickletools.genops(pickled) if op.name in ('GLOBAL', 'STACK_GLOBAL')}
         assert named == {'argparse Namespace'}, (run, named)
+
+
+def test_ranks_read_little_more_than_they_get(loads):
+    assert loads[0]['wide tp4'] == []
