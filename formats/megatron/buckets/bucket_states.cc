@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::string_view kWordEmbedding = "embedding.word_embeddings.weight";
 constexpr std::string_view kOutputLayer = "output_layer.weight";
+constexpr std::string_view kFurtherTokens = "mtp.";
 
 struct Degrees {
   uint32_t tp = 1;  // of what the optimizer has: the experts' own
@@ -161,11 +162,21 @@ class Decoder {
     return at->second[slice.layer < 0 ? 0 : static_cast<size_t>(slice.layer)];
   }
 
-  bool IsPlain(const Unit& unit) const {
-    const size_t stored = slices_[unit.tensor].tensor;
-    return std::ranges::all_of(unit.part->boxes, [&](const RankPart::Box& box) {
-      return state_.DensePlaceOf(stored, box.chunk).has_value();
+  // False of a tensor of which some rank might have elements that are not known.  It could be the
+  // true owner of a place that another one fits.
+  bool IsUnderstood(size_t tensor) {
+    const size_t stored = slices_[tensor].tensor;
+    if (!state_.WhyNotPlain(stored).empty()) return false;
+    const std::vector<RankPart>& parts = PartsOfTensor(tensor);
+    const bool plain = std::ranges::all_of(parts, [&](const RankPart& part) {
+      return std::ranges::all_of(part.boxes, [&](const RankPart::Box& box) {
+        return state_.DensePlaceOf(stored, box.chunk).has_value();
+      });
     });
+    uint64_t elements = 0;
+    for (const RankPart& part : parts) elements += part.elements;
+    const auto all = ElementCount(tensors_[tensor].shape);
+    return plain && all && *all == elements;
   }
 
   // Layers are counted in the order in which Megatron registers their blocks.
@@ -193,10 +204,12 @@ class Decoder {
       const bool experts = IsExperts(tensors_[t].name);
       if ((experts_apart && !experts) || !IsFloat(tensors_[t].dtype)) continue;
       if (experts && !experts_apart && degrees_.experts_apart) continue;
-      if (!state_.WhyNotPlain(slices_[t].tensor).empty()) continue;
-      if (experts && tensors_[t].shape.empty()) continue;
-      const uint64_t per_rank = experts ? tensors_[t].shape.front() / degrees_.ep : 1;
-      if (per_rank == 0) continue;
+      const uint64_t per_rank =
+          experts && !tensors_[t].shape.empty() ? tensors_[t].shape.front() / degrees_.ep : 1;
+      if (!IsUnderstood(t) || per_rank == 0) {
+        return Refuse("the chunks of '", tensors_[t].name,
+                      "' do not tell what each rank has of it");
+      }
       for (const RankPart& part : PartsOfTensor(t)) {
         const uint64_t local = part.expert.value_or(0) % per_rank;
         std::string name = part.expert ? StrCat(names[t].rest, " ", local) : names[t].rest;
@@ -206,7 +219,7 @@ class Decoder {
         if (!names[t].block.empty()) {
           unit.ordered.layer = layers.at({names[t].block, names[t].layer});
         }
-        if (IsPlain(unit)) AddUnit(std::move(unit), per_rank);
+        AddUnit(std::move(unit), per_rank);
       }
     }
     for (Scope& scope : scopes_) {
@@ -458,15 +471,19 @@ class Decoder {
   // ---- what must be so -----------------------------------------------------------------
 
   Status CheckHolders() {
-    const bool untied =
-        std::ranges::find(tensors_, kOutputLayer, &StateDict::Tensor::name) != tensors_.end();
+    // The last stage has a copy as its output layer, or for predicting further tokens.
+    const bool copied =
+        std::ranges::find(tensors_, kOutputLayer, &StateDict::Tensor::name) == tensors_.end() ||
+        std::ranges::any_of(tensors_, [](const StateDict::Tensor& tensor) {
+          return tensor.name.starts_with(kFurtherTokens);
+        });
     for (auto& [tensor, by_part] : holders_) {
       const std::string& name = tensors_[tensor].name;
       if (by_part.size() != PartsOfTensor(tensor).size()) {
         return Refuse("'", name, "' is held in ", by_part.size(), " of its ",
                       PartsOfTensor(tensor).size(), " parts");
       }
-      const size_t stages = name == kWordEmbedding && !untied ? 2 : 1;
+      const size_t stages = name == kWordEmbedding && copied ? 2 : 1;
       std::optional<std::set<uint32_t>> held_by;
       HeldCopies& copies = out_->held[tensor];
       for (auto& [part, held] : by_part) {

@@ -12,7 +12,8 @@
 //     where samples do not tell two parameters of a rank apart (value_prints.h)
 //   - only one assignment fits (bucket_order.h)
 //   - each part of a tensor is held by exactly the ranks of one pipeline stage; the embedding of
-//     words may be on two stages, if the model has no output layer of its own
+//     words may be on two stages, if the model has no output layer of its own, or predicts
+//     further tokens (mtp)
 //
 // What is not proved is left out by its optimizer, with the reason.
 //

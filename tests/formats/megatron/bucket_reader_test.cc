@@ -231,6 +231,11 @@ TEST_F(BucketReaderTest, WhatIsTheSameInAllIsLeftOutThen) {
   EXPECT_NE(LeftOutFor(), "");
 }
 
+TEST_F(BucketReaderTest, ATensorOfUnknownRanksMayBeTheOwnerOfAnyPlace) {
+  AddChunks("decoder.other", {3}, {{{0}, {1}}, {{1}, {1}}, {{2}, {1}}}, {});
+  EXPECT_THAT(LeftOutFor(), HasSubstr("the chunks of 'decoder.other' do not tell"));
+}
+
 TEST_F(BucketReaderTest, OtherArgumentsAreRefused) {
   tp_ = 1;
   EXPECT_THAT(LeftOutFor(), HasSubstr("buffers of 2 groups of ranks"));
