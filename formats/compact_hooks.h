@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What formats know of a step that is compacted (core/adopt/compact.h): which of its files views
-// show as they are, and which documents name files by number or path.
+// What formats know of a step that is compacted (core/adopt/compact.h).
 //
 // Thread safety: pure functions.
 
 #pragma once
 
-#include "core/adopt/compact_plan.h"
+#include <cstdint>
+#include <vector>
+
+#include "core/model/step_model.h"
 
 namespace ckptfs {
 
-CompactHooks MakeCompactHooks();
+// By blob: 1 if a view shows the file as it is.
+std::vector<uint8_t> FilesShownWhole(const StepModel& step);
 
 }  // namespace ckptfs

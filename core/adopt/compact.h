@@ -31,7 +31,7 @@ namespace ckptfs {
 
 struct CompactRequest {
   BlobReader::Options reading;
-  CompactHooks hooks;
+  ShownWhole shown_whole;
   uint64_t file_bytes = uint64_t{4} << 30;  // about, of a packed file
   bool incomplete = false;  // also a step that lacks parts of its source (StepModel::left_out)
   bool dry_run = false;     // nothing is written

@@ -52,10 +52,10 @@ class Planner {
   Planner(const StepModel& step, const std::string& source, BlobReader& blobs)
       : step_(step), source_(source), blobs_(blobs) {}
 
-  Result<CompactPlan> Plan(const CompactHooks& hooks, uint64_t file_bytes);
+  Result<CompactPlan> Plan(const ShownWhole& shown_whole, uint64_t file_bytes);
 
  private:
-  Status ChooseKept(const CompactHooks& hooks);
+  Status ChooseKept(const ShownWhole& shown_whole);
   Status LookAtNotes();
   bool StaysWhole(const Atom& atom) const;
   void ChooseInPlace();
@@ -67,6 +67,7 @@ class Planner {
   void NumberBlobs();
   Status FillBlobs();
   void FillAtoms();
+  Status FillFacts();
   Result<OwnerAndMode> AccessOf(uint32_t blob) const;
   Result<OwnerAndMode> PackedAccess() const;
   Status FindGates();
@@ -85,7 +86,7 @@ class Planner {
   std::map<std::pair<uint32_t, uint64_t>, size_t> of_range_;  // by blob and the range's begin
   std::map<uint32_t, std::vector<ByteRange>> ranges_;         // of documents' tensors, by blob
   uint64_t packed_count_ = 0;
-  BlobNumbers numbers_;
+  std::vector<std::optional<uint32_t>> numbers_;
   std::vector<uint32_t> packed_blobs_;  // numbers of the packed files' blobs
 };
 
@@ -96,7 +97,7 @@ bool Planner::StaysWhole(const Atom& atom) const {
 
 // A file beside the step that somebody writes is the only one that may be missing.
 Status Planner::LookAtNotes() {
-  const bool tool = step_.FindDocument(kDocumentOfTool) != nullptr;
+  const bool tool = step_.facts.tool.has_value();
   for (uint32_t i = 0; i < step_.blobs.size(); ++i) {
     if (read_[i] != 0 || keep_[i] == 0) continue;
     const auto file = blobs_.Open(BlobIndex{i});
@@ -108,7 +109,7 @@ Status Planner::LookAtNotes() {
   return {};
 }
 
-Status Planner::ChooseKept(const CompactHooks& hooks) {
+Status Planner::ChooseKept(const ShownWhole& shown_whole) {
   const size_t count = step_.blobs.size();
   read_ = FindReadBlobs(step_);
   std::vector<uint8_t> cut(count, 0);
@@ -132,7 +133,7 @@ Status Planner::ChooseKept(const CompactHooks& hooks) {
       if (range) used[static_cast<uint32_t>(tensor.blob)].push_back(*range);
     }
   }
-  CKPT_ASSIGN_OR_RETURN(const std::vector<uint8_t> shown, hooks.shown_whole(step_));
+  const std::vector<uint8_t> shown = shown_whole(step_);
   keep_.assign(count, 0);
   for (uint32_t i = 0; i < count; ++i) {
     const Blob& blob = step_.blobs[i];
@@ -523,8 +524,32 @@ void Planner::FillAtoms() {
   }
 }
 
-Result<CompactPlan> Planner::Plan(const CompactHooks& hooks, uint64_t file_bytes) {
-  CKPT_RETURN_IF_ERROR(ChooseKept(hooks));
+// The new numbers of files, and which files of a tool are packed.
+Status Planner::FillFacts() {
+  StepFacts& facts = plan_.model.facts;
+  const auto number = [&](BlobIndex blob) { return numbers_[static_cast<uint32_t>(blob)]; };
+  for (ModelFile& file : facts.model_files.files) {
+    auto* const blob = std::get_if<BlobIndex>(&file.body);
+    if (blob == nullptr) continue;
+    const auto now = number(*blob);
+    if (!now) return Fail(ErrorCode::kInternal, StrCat("model file '", file.name, "' is gone"));
+    *blob = BlobIndex{*now};
+  }
+  facts.safetensors.clear();
+  for (const auto& [blob, offset] : step_.facts.safetensors) {
+    const auto now = number(blob);
+    if (!now) return Fail(ErrorCode::kInternal, "a safetensors file that is shown is gone");
+    facts.safetensors.emplace(BlobIndex{*now}, offset);
+  }
+  if (!facts.tool) return {};
+  for (const auto& [path, blob] : FilesOf(*step_.facts.tool, step_.blobs)) {
+    if (!number(blob)) facts.tool->packed.insert(path);
+  }
+  return {};
+}
+
+Result<CompactPlan> Planner::Plan(const ShownWhole& shown_whole, uint64_t file_bytes) {
+  CKPT_RETURN_IF_ERROR(ChooseKept(shown_whole));
   ChooseInPlace();
   CollectEntries();
   Arrange(file_bytes);
@@ -541,7 +566,7 @@ Result<CompactPlan> Planner::Plan(const CompactHooks& hooks, uint64_t file_bytes
     plan_.model.notes.push_back(StrCat(kNotShownNote, "'", line.substr(0, line.find(": ")),
                                        "', which changed after the step was adopted"));
   }
-  CKPT_RETURN_IF_ERROR(hooks.renumber(plan_.model, step_, numbers_));
+  CKPT_RETURN_IF_ERROR(FillFacts());
   plan_.model.BuildIndex();
   return std::move(plan_);
 }
@@ -557,8 +582,8 @@ void CompactPlan::SetDirectory(const std::string& directory) {
 }
 
 Result<CompactPlan> PlanCompact(const StepModel& step, const std::string& source, BlobReader& blobs,
-                                const CompactHooks& hooks, uint64_t file_bytes) {
-  return Planner(step, source, blobs).Plan(hooks, file_bytes);
+                                const ShownWhole& shown_whole, uint64_t file_bytes) {
+  return Planner(step, source, blobs).Plan(shown_whole, file_bytes);
 }
 
 }  // namespace ckptfs

@@ -34,16 +34,8 @@
 
 namespace ckptfs {
 
-// By number of a blob before: its number afterwards; none: it is not there any more.
-using BlobNumbers = std::vector<std::optional<uint32_t>>;
-
-// What only formats know of a step's files.
-struct CompactHooks {
-  // By blob: 1 if a view shows the file as it is.
-  std::function<Result<std::vector<uint8_t>>(const StepModel&)> shown_whole;
-  // Documents that name blobs by number, or files that are packed now, say so of the new model.
-  std::function<Status(StepModel& now, const StepModel& before, const BlobNumbers&)> renumber;
-};
+// By blob of a step: 1 if a view shows the file as it is.  Only formats know it.
+using ShownWhole = std::function<std::vector<uint8_t>(const StepModel&)>;
 
 struct CompactPlan {
   // As it will be.  Blobs that are in `files` have neither digests nor fingerprints yet; their
@@ -69,8 +61,8 @@ struct CompactPlan {
 };
 
 // `step` lies at `source`.  `file_bytes`: about so many in a packed file.
-// kStale if a file that is needed changed; errors of the hooks.  BLOCKS: on looking at each file.
+// kStale if a file that is needed changed.  BLOCKS: on looking at each file.
 Result<CompactPlan> PlanCompact(const StepModel& step, const std::string& source, BlobReader& blobs,
-                                const CompactHooks& hooks, uint64_t file_bytes);
+                                const ShownWhole& shown_whole, uint64_t file_bytes);
 
 }  // namespace ckptfs

@@ -36,7 +36,6 @@
 #include "core/io/file_stamp.h"
 #include "core/model/read_blobs.h"
 #include "core/model/step_notes.h"
-#include "core/model/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -291,8 +290,6 @@ class Beginning final : public File {
   const File& file_;
 };
 
-bool IsOfTool(const StepModel& model) { return model.FindDocument(kDocumentOfTool) != nullptr; }
-
 // A file that a training tool wrote belongs to its save: the next save's in its place would
 // make one step of two.  A log that somebody keeps there goes on, and its old text stays.
 Status CheckOnlyGrew(const File& file, const FileIdentity& now, const Blob& read) {
@@ -314,7 +311,7 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
                                           " has another owner or mode than when it "
                                           "was read"));
   }
-  if (IsOfTool(model)) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
+  if (model.facts.tool) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
   Blob as_it_is = blob;
   as_it_is.stamp = now.stamp;
   return Duplicate(*from, as_it_is, to);
@@ -330,7 +327,7 @@ Status TakeNote(const StepModel& model, const Blob& blob, const std::string& to,
     ::unlink(to.c_str());
     taken = DuplicateNow(model, blob, to);
   }
-  if (taken || IsOfTool(model) || !IsOfTheFile(taken.error())) return taken;
+  if (taken || model.facts.tool || !IsOfTheFile(taken.error())) return taken;
   ::unlink(to.c_str());
   return {};
 }

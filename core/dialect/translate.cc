@@ -11,7 +11,6 @@
 #include "core/base/strings.h"
 #include "core/dialect/name_plan.h"
 #include "core/model/name_normaliser.h"
-#include "core/model/source_documents.h"
 
 namespace ckptfs {
 namespace {
@@ -116,26 +115,10 @@ class Translator {
 
   // All that is neither a parameter nor follows one.
   void CopyHeader() {
-    to_.framework = from_.framework;
-    to_.framework_version = from_.framework_version;
-    to_.id = from_.id;
-    to_.iteration = from_.iteration;
-    to_.mtime_ns = from_.mtime_ns;
-    to_.layout = from_.layout;
-    to_.model_dtype = from_.model_dtype;
-    to_.family = from_.family;
-    to_.family_rules = from_.family_rules;
-    to_.family_sizes = from_.family_sizes;
+    static_cast<StepHeader&>(to_) = from_;
     to_.layers = from_.LayerCount();
-    to_.weights_apart = from_.weights_apart;
-    to_.roots = from_.roots;
-    to_.blobs = from_.blobs;
+    to_.facts.safetensors.clear();  // they are true of the source's own names
     to_.documents = from_.documents;
-    std::erase_if(to_.documents,
-                  [](const Document& document) { return document.key == kSafetensorsFiles; });
-    to_.texts = from_.texts;
-    to_.notes = from_.notes;
-    to_.left_out = from_.left_out;
   }
 
   Status AddParameter(uint32_t t) {
@@ -309,7 +292,8 @@ class Translator {
     std::map<std::pair<std::string_view, uint32_t>, const Group*> placed;  // (optimizer, tensor)
     std::map<std::pair<std::string_view, uint32_t>, size_t> parts;         // in groups
     for (const Group& group : from_.groups) {
-      Group out{group.optimizer, {}, group.hyper_parameters};
+      Group out = group;
+      out.parameters.clear();
       for (const ParameterIndex p : group.parameters) {
         for (const uint32_t t : plan_.of_parameter[static_cast<uint32_t>(p)]) {
           const std::pair<std::string_view, uint32_t> key(group.optimizer, t);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/manifest/manifest_check.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/base/checked_math.h"
@@ -133,6 +134,36 @@ Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount({span}, tensor.dtype));
   if (!RangeInside(tensor.offset, bytes, blobs[blob].stamp.size)) {
     return Refuse("its bytes lie outside '", blobs[blob].path, "'");
+  }
+  return {};
+}
+
+Status CheckFacts(const StepFacts& facts, std::span<const Blob> blobs) {
+  const auto inside = [&](BlobIndex blob) { return static_cast<uint32_t>(blob) < blobs.size(); };
+  if (facts.tool && facts.tool->tool.empty()) return Refuse("a tool without a name");
+  if (facts.tool && !facts.tool->own.empty()) {
+    CKPT_RETURN_IF_ERROR(CheckBlobPath(facts.tool->own));
+  }
+  std::string_view last;
+  for (const ModelFile& file : facts.model_files.files) {
+    CKPT_RETURN_IF_ERROR(CheckBlobPath(file.name));
+    if (file.name <= last) return Refuse("model files are not sorted by name");
+    if (std::ranges::count(file.name, '/') > 1) return Refuse("'", file.name, "' is too deep");
+    const auto* const blob = std::get_if<BlobIndex>(&file.body);
+    if (blob != nullptr && !inside(*blob)) return Refuse("'", file.name, "' lies in no blob");
+    last = file.name;
+  }
+  for (const auto& [blob, tensors] : facts.safetensors) {
+    if (inside(blob) && tensors <= blobs[static_cast<uint32_t>(blob)].stamp.size) continue;
+    return Refuse("tensors begin outside their file");
+  }
+  if (!facts.keys) return {};
+  for (const auto& [kind, path] : facts.keys->kinds) {
+    if (path.empty() || KeyOf(path) != kind) return Refuse("'", kind, "' is not where it stands");
+  }
+  for (const auto& [key, tensor] : facts.keys->tensors) {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.second));
+    if (elements != 1) return Refuse("'", key, "' does not have one element");
   }
   return {};
 }

@@ -30,6 +30,10 @@ Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> lo
 
 Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model);
 
+// Files are named by paths of at most one folder, rising, and are blobs of the step; a state's path
+// is its kind; and a tensor that is a hyper-parameter has one element.
+Status CheckFacts(const StepFacts& facts, std::span<const Blob> blobs);
+
 // Each atom's source has what its kind needs, and casts end at stored bytes.
 Status CheckAtomSources(const StepModel& model);
 

@@ -9,79 +9,17 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/manifest/facts_tables.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/manifest_check.h"
 #include "core/manifest/manifest_format.h"
-#include "core/manifest/manifest_generated.h"
+#include "core/manifest/old_facts.h"
+#include "core/manifest/tables.h"
 #include "core/model/side_blob.h"
 #include "core/state/coverage.h"
 
 namespace ckptfs {
 namespace {
-
-using Bytes = flatbuffers::Vector<uint8_t>;
-
-std::string Text(const Bytes* bytes) {
-  if (bytes == nullptr) return {};
-  return std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size());
-}
-
-// The verifier does not look at the alignment of elements: they are copied as bytes.
-template <class T>
-std::vector<T> Vector(const flatbuffers::Vector<T>* values) {
-  if (values == nullptr || values->size() == 0) return {};
-  std::vector<T> copy(values->size());
-  std::memcpy(copy.data(), values->Data(), values->size() * sizeof(T));
-  return copy;
-}
-
-std::vector<std::string> Texts(const flatbuffers::Vector<flatbuffers::Offset<fb::Text>>* texts) {
-  std::vector<std::string> result;
-  if (texts == nullptr) return result;
-  for (const fb::Text* text : *texts) result.push_back(Text(text->bytes()));
-  return result;
-}
-
-// Enum of a stored number; the greatest known value is `last`.
-template <class Enum>
-Result<Enum> KnownEnum(uint64_t value, Enum last, std::string_view what) {
-  if (value > static_cast<uint64_t>(last)) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(what, " ", value, " is unknown to this build (a newer one wrote it?)"));
-  }
-  return static_cast<Enum>(value);
-}
-
-Result<DType> KnownDType(uint64_t value) {
-  return KnownEnum(value, static_cast<DType>(kDTypeCount - 1), "dtype");
-}
-
-Result<std::optional<DType>> OptionalDType(int16_t value) {
-  if (value == -1) return std::optional<DType>();
-  CKPT_ASSIGN_OR_RETURN(const DType dtype, KnownDType(static_cast<uint16_t>(value)));
-  return std::optional<DType>(dtype);
-}
-
-Result<Shape> ReadShape(const flatbuffers::Vector<uint64_t>* values) {
-  if (values != nullptr && values->size() > kMaxDimensions) return Refuse("more than 64 dims");
-  Shape shape = Vector(values);
-  CKPT_RETURN_IF_ERROR(ElementCount(shape));
-  return shape;
-}
-
-// Appends what `read` makes of every table of a vector, with its place in the error.
-template <class Table, class Item, class Function>
-Status ReadAll(const flatbuffers::Vector<flatbuffers::Offset<Table>>* tables,
-               std::vector<Item>& items, std::string_view what, Function read) {
-  if (tables == nullptr) return {};
-  items.reserve(tables->size());
-  for (uint32_t i = 0; i < tables->size(); ++i) {
-    auto item = read(*tables->Get(i));
-    if (!item) return Fail(std::move(item).error().WithContext(StrCat(what, " ", i)));
-    items.push_back(*std::move(item));
-  }
-  return {};
-}
 
 Digest ReadDigest(const fb::Digest* digest) {
   return digest == nullptr ? Digest{} : Digest{digest->high(), digest->low()};
@@ -115,6 +53,7 @@ class Reader {
   Result<Document> ReadDocument(const fb::Document& table);
   Result<StoredTensor> ReadStored(const fb::StoredTensor& table);
   Status ReadNames();
+  Status ReadFacts();
 
   Result<ParameterIndex> Known(uint32_t parameter) const {
     if (parameter >= model_.parameters.size()) return Refuse("parameter index ", parameter);
@@ -411,10 +350,25 @@ Status Reader::ReadNames() {
                                    group.parameters.push_back(index);
                                  }
                                  group.hyper_parameters = Text(table.hyper_parameters());
+                                 if (table.number() > UINT32_MAX || table.number() < -1)
+                                   return Refuse("group number ", table.number());
+                                 if (table.number() >= 0)
+                                   group.number = static_cast<uint32_t>(table.number());
                                  return group;
                                }));
   return ReadAll(manifest_.documents(), model_.documents, "document",
                  [this](const fb::Document& table) { return ReadDocument(table); });
+}
+
+Status Reader::ReadFacts() {
+  if (manifest_.facts() == nullptr) {
+    TakeOldFacts(model_);
+    return {};
+  }
+  auto facts = ckptfs::ReadFacts(*manifest_.facts());
+  if (!facts) return Fail(std::move(facts).error().WithContext("facts"));
+  model_.facts = *std::move(facts);
+  return CheckFacts(model_.facts, model_.blobs);
 }
 
 Result<StepModel> Reader::Read() {
@@ -427,6 +381,7 @@ Result<StepModel> Reader::Read() {
   CKPT_RETURN_IF_ERROR(ReadAll(manifest_.atoms(), model_.atoms, "atom",
                                [this](const fb::Atom& table) { return ReadAtom(table); }));
   CKPT_RETURN_IF_ERROR(ReadNames());
+  CKPT_RETURN_IF_ERROR(ReadFacts());
   CKPT_RETURN_IF_ERROR(CheckAtomSources(model_));
   CKPT_RETURN_IF_ERROR(CheckSideBlob(model_));
   model_.BuildIndex();

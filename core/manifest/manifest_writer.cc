@@ -5,26 +5,21 @@
 #include <span>
 
 #include "core/base/strings.h"
+#include "core/manifest/facts_tables.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
-#include "core/manifest/manifest_generated.h"
+#include "core/manifest/old_facts.h"
+#include "core/manifest/tables.h"
 #include "core/model/read_blobs.h"
 #include "core/model/side_blob.h"
 
 namespace ckptfs {
 namespace {
 
-template <class T>
-using Offset = flatbuffers::Offset<T>;
-template <class T>
-using VectorOffset = Offset<flatbuffers::Vector<T>>;
-
-class Writer {
+class Writer : private TableBuilder {
  public:
-  // `bound`: no fewer bytes than it takes, so that nothing is ever copied to grow; what is
-  // not written costs no memory.
   Writer(const StepModel& model, std::string_view blobs, uint64_t bound)
-      : model_(model), blobs_(blobs), builder_(bound) {}
+      : TableBuilder(bound), model_(model), blobs_(blobs) {}
 
   // The payload.  Lifetime: the writer's.
   std::string_view Write() {
@@ -35,29 +30,6 @@ class Writer {
   }
 
  private:
-  // Absent when empty: an absent vector reads back as an empty one.
-  template <class T>
-  VectorOffset<T> Vector(const std::vector<T>& values) {
-    if (values.empty()) return 0;
-    return builder_.CreateVector(values);
-  }
-  VectorOffset<uint8_t> Bytes(std::string_view text) {
-    if (text.empty()) return 0;
-    return builder_.CreateVector(reinterpret_cast<const uint8_t*>(text.data()), text.size());
-  }
-  template <class T, class Items, class Function>
-  VectorOffset<Offset<T>> Tables(const Items& items, Function function) {
-    if (items.empty()) return 0;
-    std::vector<Offset<T>> offsets;
-    offsets.reserve(items.size());
-    for (const auto& item : items) offsets.push_back(function(item));
-    return builder_.CreateVector(offsets);
-  }
-  VectorOffset<Offset<fb::Text>> Texts(const std::vector<std::string>& texts) {
-    return Tables<fb::Text>(
-        texts, [this](const std::string& text) { return fb::CreateText(builder_, Bytes(text)); });
-  }
-
   std::string_view Write(std::span<const Blob> blobs, const std::vector<std::string>& notes,
                          int64_t mtime_ns, std::span<const SideText> texts,
                          std::span<const LeftOut> left_out);
@@ -74,7 +46,6 @@ class Writer {
 
   const StepModel& model_;
   const std::string_view blobs_;  // the store's blob directory
-  flatbuffers::FlatBufferBuilder builder_;
 };
 
 int16_t Optional(const std::optional<DType>& dtype) {
@@ -231,7 +202,8 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs,
     const auto optimizer = Bytes(group.optimizer);
     const auto member_vector = Vector(members);
     const auto hyper = Bytes(group.hyper_parameters);
-    return fb::CreateGroup(builder_, optimizer, member_vector, hyper);
+    return fb::CreateGroup(builder_, optimizer, member_vector, hyper,
+                           group.number ? int64_t{*group.number} : -1);
   });
   const auto documents = Tables<fb::Document>(
       model_.documents, [this](const Document& d) { return WriteDocument(d); });
@@ -251,11 +223,14 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs,
   }
   const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
   const auto left_out = WriteLeftOut(step_left_out);
+  // Without the table documents of such names would be taken for those of older builds.
+  const bool facts_told = model_.facts != StepFacts() || HasDocumentNamedAsFact(model_);
+  const auto facts = facts_told ? WriteFacts(*this, model_.facts) : Offset<fb::Facts>(0);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration, mtime_ns,
                          layout, Optional(model_.model_dtype), family, model_.layers, roots, blobs,
                          parameters, atoms, aliases, groups, documents, notes, family_rules,
-                         family_sizes, model_.weights_apart, texts, left_out),
+                         family_sizes, model_.weights_apart, texts, left_out, facts),
       fb::ManifestIdentifier());
   return {reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()};
 }
@@ -275,7 +250,7 @@ uint64_t UpperBound(const StepModel& model) {
     bytes += 256 + one.what.size() + one.why.size() + one.remedy.size();
   }
   for (const SideText& one : model.texts) bytes += 128 + one.path.size() + one.text.size();
-  bytes += model.family_rules.size();
+  bytes += model.family_rules.size() + UpperBound(model.facts);
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();
   for (const Parameter& p : model.parameters) {

@@ -23,6 +23,7 @@
 #include "core/model/layout.h"
 #include "core/model/left_out.h"
 #include "core/model/pattern.h"
+#include "core/model/step_facts.h"
 #include "core/tensor/shape.h"
 
 namespace ckptfs {
@@ -129,6 +130,9 @@ struct Group {
   std::string optimizer;
   std::vector<ParameterIndex> parameters;
   std::string hyper_parameters;
+  // Its number in the optimizers of the source's ranks, where ranks had groups of one number with
+  // other hyper-parameters.  A target that takes groups by number cannot take those.
+  std::optional<uint32_t> number = std::nullopt;
 };
 
 // A small file beside the step that later saves write again, as it was: a script, a
@@ -141,7 +145,8 @@ struct SideText {
 
 struct StepIndex;
 
-struct StepModel {
+// All of a step that is neither a parameter nor refers to one by its number.
+struct StepHeader {
   std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
   std::string framework_version;
   std::string id;  // the framework's own tag: "global_step5"
@@ -159,16 +164,20 @@ struct StepModel {
   // weights are not their casts.
   bool weights_apart = false;
 
-  std::vector<std::string> roots;     // absolute directories when adopted
-  std::vector<Blob> blobs;            // every file of the step, the unread ones too
+  std::vector<std::string> roots;  // absolute directories when adopted
+  std::vector<Blob> blobs;         // every file of the step, the unread ones too
+  StepFacts facts;
+  std::vector<SideText> texts;     // shown below source/, and nowhere read
+  std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
+  std::vector<LeftOut> left_out;   // parts of the source that the step lacks
+};
+
+struct StepModel : StepHeader {
   std::vector<Parameter> parameters;  // in model order, then those beside the model
   std::vector<Atom> atoms;
   std::vector<Alias> aliases;
   std::vector<Group> groups;
   std::vector<Document> documents;
-  std::vector<SideText> texts;     // shown below source/, and nowhere read
-  std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
-  std::vector<LeftOut> left_out;   // parts of the source that the step lacks
 
   const Parameter& parameter(ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];

@@ -97,10 +97,6 @@ Result<std::optional<StepRecord>> Store::State::RecordOf(const Incarnation& live
 
 namespace {
 
-bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered) {
-  return there && (there->unpacked == rendered.unpacked || there->manifest == rendered.manifest);
-}
-
 // The record of a provisional step that turned out to be whole.
 StepRecord Confirmed(StepRecord record) {
   record.provisional = false;
@@ -114,6 +110,20 @@ PublishHow Alone(PublishHow how) {
 }
 
 }  // namespace
+
+// Builds of before wrote the same step otherwise, with facts as documents: then what this build
+// reads of their manifest tells.
+bool Store::State::IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered) {
+  if (!there) return false;
+  if (there->unpacked == rendered.unpacked || there->manifest == rendered.manifest) return true;
+  const auto bytes =
+      ReadWhole(*storage, ManifestName(there->manifest), kManifestHeaderSize + kManifestMaxPayload);
+  if (!bytes) return false;
+  const auto step = ParseNamedManifest(*bytes, there->manifest, Blobs());
+  if (!step) return false;
+  const auto same_as = IdentityDigest(*step, Blobs());
+  return same_as && *same_as == rendered.unpacked;
+}
 
 // Makes `wanted` the record after `last`, in whose place it comes if that is live; false if
 // somebody else was faster.
@@ -267,7 +277,7 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
     if (!last.live) break;  // this id is what Publish would take
     auto record = state_->RecordOf(last);
     if (!record && record.error().code == ErrorCode::kNotFound) break;  // removed meanwhile
-    if (!record || IsSame(*record, rendered)) return record;
+    if (!record || state_->IsSame(*record, rendered)) return record;
   }
   return std::optional<StepRecord>();
 }

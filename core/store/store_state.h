@@ -97,6 +97,7 @@ struct Store::State {
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
   Result<std::optional<StepRecord>> RecordOf(const Incarnation& live);
+  bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered);
   // The step is gone, without a byte or an inode more: its record, and those of the steps that it
   // replaced, get their retired names.  REQUIRES: the store is on local disk.
   Status Retire(const StepName& name);

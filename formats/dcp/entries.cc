@@ -22,7 +22,6 @@
 #include "formats/deepspeed/document_keys.h"
 #include "formats/optimizer/hyper_parameters.h"
 #include "formats/tools/source_traits.h"
-#include "formats/tools/tool_files.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/source_states.h"
 #include "formats/torch/torch_file.h"
@@ -386,9 +385,8 @@ class Collector {
   std::optional<std::vector<PathStep>> PathOf(const Document& document) const {
     using Path = std::vector<PathStep>;
     std::string_view key = document.key;
-    if (!document.scope.empty() || key.starts_with(kOwnDocuments) || key == kSourceKeys) return {};
-    if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
-    if (key == kSourceStates) return {};
+    if (!document.scope.empty() || key.starts_with(kOwnDocuments)) return {};
+    if (key == "client/universal_checkpoint_info" || key == kSourceStates) return {};
     if (key == kSourceRest) return traits_.own_keys ? std::optional(Path()) : std::nullopt;
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());

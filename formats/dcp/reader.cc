@@ -57,7 +57,8 @@ Result<StepModel> Reader::Read() && {
     CKPT_RETURN_IF_ERROR(ReadGroups(objects));
     CKPT_RETURN_IF_ERROR(SettleAll(state, objects));
     CKPT_RETURN_IF_ERROR(AddDocuments(objects));
-    return KeepKeys(state.metadata(), objects);
+    KeepKeys(state.metadata(), objects);
+    return {};
   };
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
@@ -382,77 +383,38 @@ Status Reader::AddDocuments(ObjectReader& objects) {
   return {};
 }
 
-// Optimizers' numbers of their parameters, as nodes of dicts.
-std::vector<std::pair<NodeId, NodeId>> Reader::NumberNodes(PickleBuilder& builder) const {
-  std::map<std::string, std::map<std::string, int64_t>> by_label;
+// Where the state dict had what; a view gives the keys back as they were.
+void Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects) {
+  KeyShape& keys = assembler_.header().facts.keys.emplace();
+  keys.model = WithoutDot(keys_.model);
+  keys.flat = keys_.flat_optimizer;
+  for (const std::string& prefix : keys_.optimizers) {
+    const std::string key = WithoutDot(prefix);
+    if (keys_.optimizers.size() == 1) keys.optimizer = key;
+    if (keys_.optimizers.size() > 1) keys.optimizers.emplace(key, key);
+  }
+  for (const auto& [key, index] : objects.tensor_keys()) {
+    const TensorEntry& tensor = metadata.tensors[index];
+    const auto elements = ElementCount(tensor.shape);
+    if (elements && *elements == 1)
+      keys.tensors.emplace(key, std::pair(tensor.dtype, tensor.shape));
+  }
   for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
     if (!settled_.numbers[o]) continue;
     for (const auto& [number, tensor] : *settled_.numbers[o]) {
-      if (tensor) by_label[dict_.optimizers[o].label].emplace(dict_.tensors[*tensor].name, number);
+      if (!tensor) continue;
+      keys.numbers[dict_.optimizers[o].label].emplace(dict_.tensors[*tensor].name, number);
     }
   }
-  std::vector<std::pair<NodeId, NodeId>> nodes;
-  for (const auto& [label, of_optimizer] : by_label) {
-    std::vector<std::pair<NodeId, NodeId>> items;
-    for (const auto& [name, number] : of_optimizer) {
-      const NodeId text = builder.String(name);
-      items.emplace_back(text, builder.Int(number));
-    }
-    const NodeId text = builder.String(label);
-    nodes.emplace_back(text, builder.Dict(items));
-  }
-  return nodes;
-}
-
-Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects) {
-  PickleBuilder builder;
-  std::vector<std::pair<NodeId, NodeId>> tensors;
-  for (const auto& [key, index] : objects.tensor_keys()) {
-    const TensorEntry& tensor = metadata.tensors[index];
-    const NodeId name = builder.String(key);
-    const NodeId dtype = builder.String(DTypeName(tensor.dtype));
-    tensors.emplace_back(name, builder.Tuple({dtype, builder.Size(tensor.shape)}));
-  }
-  std::set<std::string_view> told;
-  std::vector<std::pair<NodeId, NodeId>> kinds;
   for (const auto& state : keys_.states) {
-    if (state.path.empty() || !told.insert(state.kind).second) continue;
-    std::vector<NodeId> path;
+    std::vector<PathStep> path;
     for (const auto& [text, index] : state.path) {
-      path.push_back(index ? builder.Int(std::stoll(text)) : builder.String(text));
+      const auto number = index ? MemberNumber(text) : std::nullopt;
+      path.push_back(number ? PathStep{"", static_cast<uint32_t>(*number)} : PathStep{text, {}});
     }
-    const NodeId kind = builder.String(state.kind);
-    kinds.emplace_back(kind, builder.List(std::move(path)));
+    if (!path.empty() && KeyOf(path) == state.kind) keys.kinds.emplace(state.kind, std::move(path));
   }
-  const auto list = [&](const auto& texts) {
-    std::vector<NodeId> nodes;
-    for (const std::string& text : texts) nodes.push_back(builder.String(text));
-    return builder.List(std::move(nodes));
-  };
-  std::vector<std::pair<NodeId, NodeId>> keys;
-  const auto add = [&](std::string_view key, NodeId value) {
-    keys.emplace_back(builder.String(key), value);
-  };
-  add("model", builder.String(keys_.model));
-  add("optimizers", list(keys_.optimizers));
-  add("flat", builder.Bool(keys_.flat_optimizer));
-  add("tensors", builder.Dict(tensors));
-  const auto numbers = NumberNodes(builder);
-  if (!numbers.empty()) add("numbers", builder.Dict(numbers));
-  if (!kinds.empty()) add("kinds", builder.Dict(kinds));
-  if (!keys_.state_names.empty()) {
-    std::vector<std::pair<NodeId, NodeId>> names;
-    for (const auto& [name, state] : keys_.state_names) {
-      const NodeId text = builder.String(name);
-      names.emplace_back(text, builder.String(state));
-    }
-    add("state_names", builder.Dict(names));
-  }
-  const NodeId root = builder.Dict(keys);
-  CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
-  assembler_.header().documents.push_back(
-      {.key = std::string(kSourceKeys), .scope = "", .pickle = std::move(pickle), .tensors = {}});
-  return {};
+  keys.state_names.insert(keys_.state_names.begin(), keys_.state_names.end());
 }
 
 // The model files, and what else lies in the step's own directory.

@@ -47,8 +47,7 @@ class Reader {
   void Carry(KeyedEntry entry, std::string_view why, std::string_view remedy,
              const ObjectReader& objects);
   Status AddDocuments(ObjectReader& objects);
-  std::vector<std::pair<NodeId, NodeId>> NumberNodes(PickleBuilder& builder) const;
-  Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
+  void KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
   Status NameNumbers(const ObjectReader::Items& items, StateDict::Group& group,
                      ObjectReader& objects);

@@ -96,7 +96,7 @@ Result<Plan> DcpView::MakePlan(std::string_view file) const {
 }  // namespace
 
 Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const ShownState> shown,
-                                                const dcp::KeyShape& keys, const DcpPart& part,
+                                                const KeyShape& keys, const DcpPart& part,
                                                 uint64_t cut_from) {
   const Layout& layout = shown->layout();
   CKPT_RETURN_IF_ERROR(CheckDegrees(shown->step(), layout));
@@ -117,8 +117,7 @@ Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const ShownState
 }
 
 Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const ShownState> shown) const {
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys,
-                        dcp::KeysFor(shown->step(), shown->layout().keys));
+  CKPT_ASSIGN_OR_RETURN(const KeyShape keys, dcp::KeysFor(shown->step(), shown->layout().keys));
   return OpenDcpPart(std::move(shown), keys, {std::string(kTop), ""}, cut_from_);
 }
 

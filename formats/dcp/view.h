@@ -45,7 +45,7 @@ struct DcpPart {
 // One of the directories that a tool keeps apart: accelerate has the weights in one and
 // the optimizer in another.  Errors as of Open, and kUnsupported where nothing is in it.
 Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const ShownState> shown,
-                                                const dcp::KeyShape& keys, const DcpPart& part,
+                                                const KeyShape& keys, const DcpPart& part,
                                                 uint64_t cut_from = dcp::kCutFrom);
 
 }  // namespace ckptfs

@@ -10,7 +10,6 @@
 #include "formats/dialects/shipped.h"
 #include "formats/families/shipped.h"
 #include "formats/tools/config_text.h"
-#include "formats/tools/made_config.h"
 #include "formats/torch/source_states.h"
 #include "formats/torch/torch_file.h"
 
@@ -103,9 +102,7 @@ const Translations::Table& Translations::TableOf(Dialect dialect) const {
 // A config that says nothing of the kind counts as none.
 Translations::Config Translations::ConfigOf(const StepModel& step) const {
   Config out;
-  const auto own = ModelFilesOf(step);
-  const ModelFiles none;
-  const std::string* config = ChosenModelFiles(step, own ? *own : none, given_).config();
+  const std::string* config = ChosenModelFiles(step.facts, given_).config();
   if (config == nullptr) return out;
   if (const auto sizes = ParseModelConfig(*config)) {
     out.kind.sizes = *sizes;

@@ -523,11 +523,10 @@ void Reader::FillHeader() {
 }
 
 void Reader::KeepFiles() {
-  SafetensorsFiles files;
+  auto& files = assembler_.header().facts.safetensors;
   for (size_t i = 0; i < contents_.size(); ++i) {
     if (contents_[i].data_offset) files.emplace(blobs_[i], *contents_[i].data_offset);
   }
-  KeepSafetensorsFiles(assembler_, files);
 }
 
 Result<StepModel> Reader::Read() && {

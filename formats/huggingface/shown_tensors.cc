@@ -51,7 +51,7 @@ std::string_view AttributeOf(std::string_view name) { return name.substr(0, name
 // A LightningModule has the model in an attribute, whose name every parameter then begins
 // with.  Where it has several nothing says which is the model, and names stay.
 Status TakeAttributeOff(const StepModel& step, std::vector<ShownTensor>& tensors) {
-  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
+  const auto files = ToolFilesOf(step);
   if (!files || files->tool != StepTool::kLightning || tensors.empty()) return {};
   const std::string attribute(AttributeOf(tensors.front().name));
   for (const ShownTensor& tensor : tensors) {

@@ -15,7 +15,6 @@
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/tools/config_text.h"
-#include "formats/tools/made_config.h"
 #include "formats/tools/source_traits.h"
 
 namespace ckptfs {
@@ -182,8 +181,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
     std::shared_ptr<const ShownState> shown) const {
   const StepModel& step = shown->step();
   const Layout& layout = shown->layout();
-  CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(step));
-  const ModelFiles& models = ChosenModelFiles(step, own, given_);
+  const ModelFiles& models = ChosenModelFiles(step.facts, given_);
   if (models.config() == nullptr) {
     // A config.json would not cure foreign names; of those that are translated nothing is known.
     if (shown->CheckNames()) CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));
@@ -195,11 +193,12 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
   CKPT_RETURN_IF_ERROR(shown->CheckNames());
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors, huggingface::ShowTensors(*shown));
   auto tree = std::make_shared<ViewTree>(shown);
-  const auto source = &models != &own ? huggingface::ConfigSource::kElsewhere
-                                      : huggingface::CarriedConfigOf(step, facts);
+  const auto source = &models != &step.facts.model_files
+                          ? huggingface::ConfigSource::kElsewhere
+                          : huggingface::CarriedConfigOf(step, facts);
   CKPT_ASSIGN_OR_RETURN(auto lines, huggingface::MatchConfig(step, facts, tensors, source));
   for (std::string& line : lines) tree->LeaveOut(std::move(line));
-  CKPT_ASSIGN_OR_RETURN(const auto wholes, huggingface::WholeFilesOf(step, tensors));
+  const auto wholes = huggingface::WholeFilesOf(step, tensors);
   CKPT_RETURN_IF_ERROR(AddWeights(shown, ShardsOf(std::move(tensors), wholes), wholes, *tree));
   AddModelFiles(*shown, models, *tree);
   return tree;

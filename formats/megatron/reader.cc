@@ -18,7 +18,6 @@
 #include "formats/megatron/group_rule.h"
 #include "formats/megatron/source_form.h"
 #include "formats/settle/settle.h"
-#include "formats/tools/made_config.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/pickle_writer.h"
@@ -405,17 +404,7 @@ Status Reader::AddDocuments(const CommonState& common) {
 
 void Reader::CarryConfigOf(const CommonState& common) {
   MadeConfig made = ConfigOfArguments(common.root()["args"], dict_.tensors);
-  if (!made.json.empty()) {
-    PickleBuilder builder;
-    const NodeId root = builder.Bool(true);
-    auto pickle = PrintPickle(std::move(builder).Finish(root));
-    CKPT_CHECK(pickle.has_value());
-    assembler_.header().documents.push_back({.key = std::string(kMadeConfig),
-                                             .scope = "",
-                                             .pickle = *std::move(pickle),
-                                             .tensors = {}});
-    return CarryConfig(assembler_, std::move(made.json));
-  }
+  if (!made.json.empty()) return CarryConfig(assembler_, std::move(made.json));
   assembler_.header().notes.push_back(
       StrCat("no config.json can be made of the job's arguments: ", made.why,
              "; huggingface/ needs one (`mount --hf-config DIR`)"));

@@ -24,6 +24,9 @@
 namespace ckptfs {
 namespace {
 
+// The document of a rank that becomes StepFacts::keys.
+constexpr std::string_view kSpelling = "ckptfs.dcp";
+
 constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
 constexpr uint64_t kMaxInline = 64;
 
@@ -97,6 +100,7 @@ class RankFilesReader {
   Result<Place> PlaceOf(size_t rank, const StateTensor& tensor);
   Result<const EarlierFile*> EarlierFileAt(const std::string& path);
   Status AddGroup(size_t rank, size_t place, const RankGroup& group);
+  Status KeepSpelling(const RankDocument& document);
   Status AddDocument(size_t rank, const RankDocument& document);
   Status FillHeader();
   Result<std::string> BytesOf(size_t rank, const SafetensorsEntry& entry, uint64_t limit) const;
@@ -513,7 +517,21 @@ Status RankFilesReader::AddGroup(size_t rank, size_t place, const RankGroup& gro
   return {};
 }
 
+// Which keys of a state dict the model and the optimizers stood under, which DCP saved
+// (snapshot/python/ckptfs/saved_values.py).
+Status RankFilesReader::KeepSpelling(const RankDocument& document) {
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(0, document.pickle));
+  const PickleRef given = RootOf(tree);
+  KeyShape& keys = assembler_.header().facts.keys.emplace();
+  if (const auto model = given["model"].String()) keys.model = *model;
+  for (const auto& [label, key] : given["optimizers"].Items()) {
+    if (label.String() && key.String()) keys.optimizers.emplace(*label.String(), *key.String());
+  }
+  return {};
+}
+
 Status RankFilesReader::AddDocument(size_t rank, const RankDocument& document) {
+  if (document.key == kSpelling) return rank == 0 ? KeepSpelling(document) : Status();
   Document added{.key = document.key, .scope = document.scope, .pickle = {}, .tensors = {}};
   for (const SafetensorsEntry& entry : document.tensors) {
     added.tensors.push_back({entry.dtype, entry.shape, RowMajorStrides(entry.shape), blobs_[rank],

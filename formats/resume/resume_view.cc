@@ -204,7 +204,7 @@ Status Composer::AddSharded() {
                        " is missing in the step's directory; Lightning's strategies write it "
                        "beside DCP's files: dcp/ has the step for any mesh"));
   }
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(step_, layout_.keys));
+  CKPT_ASSIGN_OR_RETURN(const KeyShape keys, dcp::KeysFor(step_, layout_.keys));
   const std::string top(top_);
   CKPT_ASSIGN_OR_RETURN(const auto view, OpenDcpPart(shown_, keys, {top, ""}));
   tree_->Remove([](std::string_view path) { return dcp::IsFileName(LastComponent(path)); });
@@ -220,7 +220,7 @@ Status Composer::AddFsdp() {
     return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool_), " asks for keys of its own")}
                     .Needing("leave nested, flat, titan and numbered out of the layout"));
   }
-  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(step_, StateKeys::kAccelerate));
+  CKPT_ASSIGN_OR_RETURN(const KeyShape keys, dcp::KeysFor(step_, StateKeys::kAccelerate));
   const bool optimizer = !step_.groups.empty();
   for (const bool states : {false, true}) {
     if (states && !optimizer) continue;
@@ -312,9 +312,9 @@ Error NotItsOwn(const std::optional<ToolFiles>& files) {
 
 }  // namespace
 
-Result<std::vector<BlobIndex>> FilesShownToTool(const StepModel& step) {
+std::vector<BlobIndex> FilesShownToTool(const StepModel& step) {
   std::vector<BlobIndex> shown;
-  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
+  const auto files = ToolFilesOf(step);
   if (!files) return shown;
   const std::set<std::string> states = StateFolders(step, *files);
   for (const auto& [path, blob] : files->files) {
@@ -329,7 +329,7 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(
     std::shared_ptr<const ShownState> shown) const {
   const StepModel& step = shown->step();
   const Layout layout = shown->layout();
-  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
+  const auto files = ToolFilesOf(step);
   if (!files || files->tool != tool_) return Fail(NotItsOwn(files));
   const bool lightning = tool_ == StepTool::kLightning;
   const bool fsdp = TraitsOf(step).own_keys || layout.keys == StateKeys::kAccelerate;

@@ -48,7 +48,6 @@ class ResumeFormat : public ViewFormat {
 };
 
 // The files of a step that a tool wrote which the view shows as they are; none of other steps.
-// kInvalid: the document is not of its form.
-Result<std::vector<BlobIndex>> FilesShownToTool(const StepModel& step);
+std::vector<BlobIndex> FilesShownToTool(const StepModel& step);
 
 }  // namespace ckptfs

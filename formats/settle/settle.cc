@@ -323,7 +323,7 @@ class Settler {
       UnitedGroups& groups = united.try_emplace(label, assembler_).first->second;
       CKPT_RETURN_IF_ERROR(groups.Add(*group.number, group.hyper_parameters, added.parameters));
     }
-    for (auto& [label, groups] : united) CKPT_RETURN_IF_ERROR(std::move(groups).Finish(label));
+    for (auto& [label, groups] : united) std::move(groups).Finish(label);
     return {};
   }
 

@@ -92,27 +92,18 @@ Status UnitedGroups::Add(size_t number, const std::string& hyper_parameters,
   return {};
 }
 
-Status UnitedGroups::Finish(std::string_view label) && {
-  PickleBuilder builder;
-  std::vector<NodeId> numbers;
+void UnitedGroups::Finish(std::string_view label) && {
   const auto finish = [&](NumberedGroup& one) {
-    numbers.push_back(builder.Int(static_cast<int64_t>(one.number)));
+    if (!apart_.empty()) one.group.number = static_cast<uint32_t>(one.number);
     one.group.optimizer = label;
     assembler_.AddGroup(std::move(one.group));
   };
   std::ranges::for_each(groups_, finish);
   std::ranges::for_each(apart_, finish);
   if (!apart_.empty()) {
-    const NodeId root = builder.List(std::move(numbers));
-    CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
-    assembler_.header().documents.push_back({.key = std::string(kGroupNumbers),
-                                             .scope = "",
-                                             .pickle = std::move(pickle),
-                                             .tensors = {}});
     assembler_.header().notes.push_back(StrCat("the optimizer groups of pipeline stages differ ('",
                                                apart_by_, "'): they are kept apart"));
   }
-  return {};
 }
 
 }  // namespace ckptfs

@@ -23,10 +23,6 @@
 
 namespace ckptfs {
 
-// The document of a step some of whose groups were kept apart: a list of the numbers that
-// they had.  A target that takes groups by number cannot take them.
-inline constexpr std::string_view kGroupNumbers = "group_numbers";
-
 class UnitedGroups {
  public:
   explicit UnitedGroups(Assembler& assembler) : assembler_(assembler) {}
@@ -36,8 +32,8 @@ class UnitedGroups {
   Status Add(size_t number, const std::string& hyper_parameters,
              std::span<const ParameterIndex> parameters);
   // Hands the groups to the assembler, as those of the optimizer of this label; where some were
-  // kept apart, the numbers of all are a document (kGroupNumbers).
-  Status Finish(std::string_view label) &&;
+  // kept apart, all have their numbers.
+  void Finish(std::string_view label) &&;
 
  private:
   struct NumberedGroup {

@@ -12,13 +12,10 @@
 #include "formats/tools/config_text.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/pickle/text.h"
-#include "formats/torch/pickle_writer.h"
-#include "formats/torch/torch_file.h"
 
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kDocument = "model_files";
 constexpr uint64_t kMaxConfig = 1 << 20;   // label maps make them long
 constexpr uint64_t kMaxText = 64 << 10;    // of any other that the manifest holds
 constexpr uint64_t kMaxGiven = 256 << 20;  // of all in a directory that a mount names
@@ -65,23 +62,6 @@ Result<std::string> ReadConfig(const Root& root, const std::string& path) {
   auto facts = ReadConfigFacts(text);
   if (!facts) return Fail(std::move(facts).error().WithContext(root.PathOf(path)));
   return text;
-}
-
-Document Render(const ModelFiles& files) {
-  PickleBuilder pickle;
-  std::vector<std::pair<NodeId, NodeId>> items;
-  for (const ModelFile& file : files.files) {
-    const NodeId name = pickle.String(file.name);
-    const std::string* text = file.text();
-    items.emplace_back(
-        name, text != nullptr ? pickle.String(*text)
-                              : pickle.Int(static_cast<int64_t>(std::get<BlobIndex>(file.body))));
-  }
-  const NodeId root = pickle.Dict(items);
-  auto printed = PrintPickle(std::move(pickle).Finish(root));
-  CKPT_CHECK(printed.has_value());  // texts and numbers
-  return Document{
-      .key = std::string(kDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
 }
 
 void Add(ModelFiles& files, std::string name, std::string text) {
@@ -206,23 +186,6 @@ Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<co
 
 }  // namespace
 
-const std::string* ModelFile::text() const {
-  const auto* held = std::get_if<std::shared_ptr<const std::string>>(&body);
-  return held == nullptr ? nullptr : held->get();
-}
-
-const ModelFile* ModelFiles::Find(std::string_view name) const {
-  const auto found = std::lower_bound(
-      files.begin(), files.end(), name,
-      [](const ModelFile& file, std::string_view wanted) { return file.name < wanted; });
-  return found != files.end() && found->name == name ? &*found : nullptr;
-}
-
-const std::string* ModelFiles::config() const {
-  const ModelFile* file = Find(kModelConfig);
-  return file == nullptr ? nullptr : file->text();
-}
-
 bool IsModelFile(std::string_view name) {
   if (name.empty() || name.front() == '.') return false;
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
@@ -257,7 +220,7 @@ Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<c
   for (bool own = true;; own = false) {
     CKPT_ASSIGN_OR_RETURN(ModelFiles files, CarryDirectory(assembler, root, {directory, own}));
     if (!files.files.empty()) {
-      assembler.header().documents.push_back(Render(files));
+      assembler.header().facts.model_files = files;
       return files;
     }
     if (directory.empty()) return files;
@@ -266,58 +229,8 @@ Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<c
 }
 
 void CarryConfig(Assembler& assembler, std::string config) {
-  ModelFiles files;
-  Add(files, std::string(kModelConfig), std::move(config));
-  assembler.header().documents.push_back(Render(files));
-}
-
-namespace {
-
-// Of a step that has so many blobs.
-Result<ModelFiles> ParseFiles(const Document& document, size_t blobs) {
-  ModelFiles files;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
-  for (const auto& [key, value] : RootOf(tree).Items()) {
-    const auto name = key.String();
-    const auto text = value.String();
-    const auto blob = value.Int();
-    const bool inside = blob && *blob >= 0 && static_cast<uint64_t>(*blob) < blobs;
-    const bool known = name && (name->find('/') == std::string_view::npos ? IsModelFile(*name)
-                                                                          : IsFolderFile(*name));
-    if (!known || (!text && !inside)) {
-      return Fail(ErrorCode::kInvalid, "document 'model_files': not names with texts or blobs");
-    }
-    if (text) {
-      Add(files, std::string(*name), std::string(*text));
-    } else {
-      files.files.push_back({std::string(*name), BlobIndex{static_cast<uint32_t>(*blob)}});
-    }
-  }
-  SortByName(files);
-  return files;
-}
-
-}  // namespace
-
-Result<ModelFiles> ModelFilesOf(const StepModel& step) {
-  const Document* document = step.FindDocument(kDocument);
-  if (document == nullptr) return ModelFiles();
-  return ParseFiles(*document, step.blobs.size());
-}
-
-Status RenumberModelFiles(StepModel& step, std::span<const std::optional<uint32_t>> numbers) {
-  for (Document& document : step.documents) {
-    if (document.key != kDocument) continue;
-    CKPT_ASSIGN_OR_RETURN(ModelFiles files, ParseFiles(document, numbers.size()));
-    for (ModelFile& file : files.files) {
-      if (file.text() != nullptr) continue;
-      const auto now = numbers[static_cast<uint32_t>(std::get<BlobIndex>(file.body))];
-      if (!now) return Fail(ErrorCode::kInvalid, StrCat("model file '", file.name, "' is gone"));
-      file.body = BlobIndex{*now};
-    }
-    document = Render(files);
-  }
-  return {};
+  Add(assembler.header().facts.model_files, std::string(kModelConfig), std::move(config));
+  assembler.header().facts.config_made = true;
 }
 
 Result<ModelFiles> ReadModelFiles(const std::string& directory) {

@@ -4,23 +4,19 @@
 // generation_config.json, tokenizers, templates, code.  A step carries those of its
 // directory, byte for byte: short ones in the manifest, others as blobs.  It carries
 // folders that loaders look into: the tokenizer's templates and sentence-transformers'
-// modules.
-//
-//   document "model_files" = {name or <folder>/<name>: text, or the index of a blob}
+// modules (StepFacts::model_files).  A source may make the config.json of what the job itself says
+// (formats/megatron/args_config.h).  It counts less than one that somebody gives (mount
+// --hf-config), who may know what no argument says: the ids of the tokenizer.
 //
 // Thread safety: values and pure functions but for reading files.
 // Units: bytes.
 
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <variant>
-#include <vector>
 
 #include "core/base/result.h"
 #include "core/io/root.h"
@@ -28,24 +24,6 @@
 #include "core/state/assembler.h"
 
 namespace ckptfs {
-
-struct ModelFile {
-  std::string name;  // or <folder>/<name>
-  std::variant<std::shared_ptr<const std::string>, BlobIndex> body;
-
-  const std::string* text() const;  // null: it is a blob
-};
-
-// Sorted by name.
-struct ModelFiles {
-  std::vector<ModelFile> files;
-
-  const ModelFile* Find(std::string_view name) const;
-  // The text of config.json, null without one.
-  const std::string* config() const;
-};
-
-inline constexpr std::string_view kModelConfig = "config.json";
 
 // True for the names of such files; of weights, their index, and what a trainer
 // keeps for itself it is false.
@@ -70,11 +48,12 @@ bool IsFolderFile(std::string_view path);
 // does.
 Status LeaveOut(Error why, StepModel& header);
 
-// The files that a step carries.  kInvalid for a document that is not of this form.
-Result<ModelFiles> ModelFilesOf(const StepModel& step);
-
-// The step's blobs have new numbers, by those that they had; kInvalid if a model file has none.
-Status RenumberModelFiles(StepModel& step, std::span<const std::optional<uint32_t>> numbers);
+// The files to show or ask: the step's own, `given` where it has none or its config was made.
+inline const ModelFiles& ChosenModelFiles(const StepFacts& own,
+                                          const std::optional<ModelFiles>& given) {
+  return given && (own.model_files.config() == nullptr || own.config_made) ? *given
+                                                                           : own.model_files;
+}
 
 // The model files of a directory that belongs to no step (mount --hf-config), as
 // texts.  kInvalid if it does not have a config.json that is a JSON object, or

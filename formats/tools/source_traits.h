@@ -27,8 +27,8 @@ struct SourceTraits {
   bool member_order = false;
   // States are as torch's own optimizers have them: a job counts steps as they do.
   bool torch_states = false;
-  // A document says under which keys the state dict had what.  Classes in documents are what
-  // torch itself loads from the source, and a state of any shape is whole.
+  // torch.distributed.checkpoint saved it.  Classes in documents are what torch itself loads from
+  // the source, and a state of any shape is whole.
   bool own_keys = false;
   // from_pretrained reads the source's own files.
   bool pretrained = false;

@@ -13,21 +13,14 @@
 #include "core/access/searched_directories.h"
 #include "core/base/strings.h"
 #include "core/model/step_notes.h"
-#include "core/model/tool_document.h"
 #include "formats/tools/save_order.h"
 #include "formats/tools/step_names.h"
-#include "formats/torch/pickle_writer.h"
-#include "formats/torch/torch_file.h"
 
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kToolKey = "tool";
-constexpr std::string_view kOwnKey = "own";
-constexpr std::string_view kPackedKey = "packed";
 constexpr int kDeepest = 4;  // folders in folders
 constexpr size_t kMaxToolNotes = 1000;
-static_assert(kToolDocument == kDocumentOfTool);
 constexpr uint32_t kRead = 04;
 constexpr uint32_t kSearch = 01;
 
@@ -194,31 +187,9 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   return folders;
 }
 
-Document Render(StepTool tool, const std::string& own, const std::set<std::string>& packed = {}) {
-  PickleBuilder pickle;
-  std::string_view word;
-  for (const auto& [known, name] : kTools) {
-    if (known == tool) word = name;
-  }
-  const NodeId tool_key = pickle.String(kToolKey);
-  const NodeId tool_value = pickle.String(word);
-  const NodeId own_key = pickle.String(kOwnKey);
-  std::vector<std::pair<NodeId, NodeId>> items{{tool_key, tool_value},
-                                               {own_key, pickle.String(own)}};
-  std::vector<std::pair<NodeId, NodeId>> paths;
-  for (const std::string& path : packed) {
-    const NodeId name = pickle.String(path);
-    paths.emplace_back(name, pickle.Int(1));
-  }
-  if (!paths.empty()) {
-    const NodeId packed_key = pickle.String(kPackedKey);
-    items.emplace_back(packed_key, pickle.Dict(paths));
-  }
-  const NodeId root = pickle.Dict(items);
-  auto printed = PrintPickle(std::move(pickle).Finish(root));
-  CKPT_CHECK(printed.has_value());  // texts
-  return Document{
-      .key = std::string(kToolDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
+ToolDirectory DirectoryOf(StepTool tool, std::string own) {
+  const auto known = std::ranges::find(kTools, tool, &std::pair<StepTool, std::string_view>::first);
+  return {std::string(known->second), std::move(own)};
 }
 
 }  // namespace
@@ -255,7 +226,7 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
   if (!directory) {  // one file
     if (!IsLightningName(LastComponent(own))) return {};
-    assembler.header().documents.push_back(Render(StepTool::kLightning, Shown(step, own)));
+    assembler.header().facts.tool = DirectoryOf(StepTool::kLightning, Shown(step, own));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
@@ -283,47 +254,18 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
         StrCat(kNotShownNote, "and ", walk.notes - kMaxToolNotes, " more files and folders"));
   }
   if (walk.tool == StepTool::kNone) return {};
-  assembler.header().documents.push_back(
-      Render(tool, own == step.save ? std::string() : Shown(step, own)));
+  assembler.header().facts.tool =
+      DirectoryOf(tool, own == step.save ? std::string() : Shown(step, own));
   return {};
 }
 
-Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step) {
-  const Document* document = step.FindDocument(kToolDocument);
-  if (document == nullptr) return std::optional<ToolFiles>();
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
-  const auto word = RootOf(tree)[kToolKey].String();
-  const auto own = RootOf(tree)[kOwnKey].String();
-  ToolFiles out;
-  for (const auto& [known, name] : kTools) {
-    if (word == name) out.tool = known;
-  }
-  if (out.tool == StepTool::kNone || !own) {
-    return Fail(ErrorCode::kInvalid, "document 'training_tool': not a tool and a path");
-  }
-  out.own = *own;
-  const std::string above = out.own.empty() ? "" : out.own + "/";
-  for (uint32_t i = 0; i < step.blobs.size(); ++i) {
-    const Blob& blob = step.blobs[i];
-    if (blob.path == out.own) out.files.emplace(LastComponent(out.own), BlobIndex{i});
-    if (blob.side || blob.root != 0 || !blob.path.starts_with(above)) continue;
-    out.files.emplace(blob.path.substr(above.size()), BlobIndex{i});
-  }
-  for (const auto& [path, one] : RootOf(tree)[kPackedKey].Items()) {
-    const auto name = path.String();
-    if (!name) return Fail(ErrorCode::kInvalid, "document 'training_tool': packed: not paths");
-    out.packed.emplace(*name);
-  }
-  return std::optional(std::move(out));
-}
-
-Status NotePackedFiles(StepModel& step, const std::set<std::string>& files) {
-  CKPT_ASSIGN_OR_RETURN(auto tool, ToolFilesOf(step));
-  if (!tool || files.empty()) return {};
-  tool->packed.insert(files.begin(), files.end());
-  const auto document = std::ranges::find(step.documents, kToolDocument, &Document::key);
-  *document = Render(tool->tool, tool->own, tool->packed);
-  return {};
+std::optional<ToolFiles> ToolFilesOf(const StepModel& step) {
+  if (!step.facts.tool) return std::nullopt;
+  const auto known = std::ranges::find(kTools, step.facts.tool->tool,
+                                       &std::pair<StepTool, std::string_view>::second);
+  if (known == kTools.end()) return std::nullopt;  // a newer build knows it
+  const ToolDirectory& tool = *step.facts.tool;
+  return ToolFiles{known->first, tool.own, FilesOf(tool, step.blobs), tool.packed};
 }
 
 }  // namespace ckptfs

@@ -5,9 +5,6 @@
 // (schedulers, random states, counters of batches, scripts) and which are passed on to the job
 // that resumes.  Nothing is read of them.
 //
-//   document "training_tool" = {"tool": text, "own": path below the root,
-//                               "packed": {path below `own`: 1}, absent without any}
-//
 // Thread safety: pure but for listing and looking at files.
 
 #pragma once
@@ -27,8 +24,6 @@
 #include "formats/tools/step_tree.h"
 
 namespace ckptfs {
-
-inline constexpr std::string_view kToolDocument = "training_tool";
 
 // Files of one step's own directory that are carried.
 inline constexpr size_t kMaxToolFiles = 4096;
@@ -56,7 +51,7 @@ class ReadersSoFar {
 // A Lightning step may be one file; nothing lies around that.
 //
 // Adds the files in the step's own directory and in the folders in it, but for those of
-// other steps, and the document if a tool wrote it.  Leaves out what cannot be read.  Also
+// other steps, and says which tool wrote it.  Leaves out what cannot be read.  Also
 // leaves out what fewer may read than the files that something is read of, unless the tool
 // needs it to go on: only who may read all of a step sees it.  It says what it leaves out.
 // REQUIRES: all files that something is read of were added to the assembler.
@@ -67,14 +62,10 @@ struct ToolFiles {
   StepTool tool = StepTool::kNone;
   std::string own;                         // below the root of the step's files
   std::map<std::string, BlobIndex> files;  // by path below `own`; if that is a file, its name
-  // Files whose tensors lie elsewhere in the store by now: nobody can show them as they were.
-  std::set<std::string> packed;
+  std::set<std::string> packed;            // ToolDirectory's
 };
 
-// Nothing if no tool wrote the step.  kInvalid for a document of another form.
-Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step);
-
-// `files` of the step's own directory are packed from now on.  Nothing if no tool wrote it.
-Status NotePackedFiles(StepModel& step, const std::set<std::string>& files);
+// Nothing if no tool that this build knows wrote the step.
+std::optional<ToolFiles> ToolFilesOf(const StepModel& step);
 
 }  // namespace ckptfs

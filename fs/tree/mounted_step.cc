@@ -32,6 +32,9 @@ uint64_t BytesOfModel(const StepModel& model) {
   for (const Parameter& parameter : model.parameters) {
     bytes += sizeof(parameter) + parameter.name.capacity();
   }
+  for (const ModelFile& file : model.facts.model_files.files) {
+    bytes += sizeof(file) + (file.text() != nullptr ? file.text()->capacity() : 0);
+  }
   for (const Document& document : model.documents) {
     bytes += sizeof(document) + document.pickle.capacity() +
              document.tensors.capacity() * sizeof(StoredTensor);

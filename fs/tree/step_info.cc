@@ -122,6 +122,10 @@ std::string RenderStepInfo(const Step& step) {
   json["kinds"] = KindsOf(model);
   json["aliases"] = model.aliases.size();
   json["groups"] = model.groups.size();
+  if (model.facts.tool) json["tool"] = model.facts.tool->tool;
+  for (const ModelFile& file : model.facts.model_files.files) {
+    json["model_files"].push_back(file.name);
+  }
   Json documents = Json::array();
   for (const Document& document : model.documents) {
     documents.push_back(document.scope.empty() ? document.key

@@ -120,7 +120,7 @@ Status RunCompact(const CompactFlags& options) {
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
   CompactRequest request;
   request.reading = ReaderOptions(std::move(roots));
-  request.hooks = MakeCompactHooks();
+  request.shown_whole = FilesShownWhole;
   if (!options.file_size.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.file_bytes, ParseFileSize(options.file_size));
   }

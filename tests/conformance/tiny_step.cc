@@ -14,7 +14,6 @@
 #include "core/state/assembler.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/formats/dcp/dcp_maker.h"
-#include "tests/support/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -182,7 +181,7 @@ void AddTool(Assembler& assembler, uint32_t root, const std::string& directory,
         << (name.ends_with(".pt") ? dcp::NumberArchive(7) : StrCat("of ", tool, ": ", name));
     CKPT_CHECK(assembler.AddFile(root, name).has_value());
   }
-  assembler.header().documents.push_back(testing_support::ToolDocument(tool, ""));
+  assembler.header().facts.tool = {tool, ""};
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include "core/base/strings.h"
 #include "core/view/shard.h"
-#include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
@@ -236,17 +235,11 @@ Result<ComparedGroups> CompareGroups(const StepModel& step) {
 
 // True if a flattened state dict says hyper-parameters by parameter, and does not say which
 // parameters were one group of the optimizer.
-Result<bool> IsFlattened(const StepModel& step) {
-  const Document* keys = step.FindDocument(dcp::kSourceKeys);
-  if (keys == nullptr) return false;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*keys));
-  return RootOf(tree)["flat"].Bool().value_or(false);
-}
+bool IsFlattened(const StepModel& step) { return step.facts.keys && step.facts.keys->flat; }
 
 Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
-  CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
-  if (flattened && !step.groups.empty()) {  // keep what is true of every possible group
+  if (IsFlattened(step) && !step.groups.empty()) {  // keep what is true of every possible group
     CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
     CKPT_ASSIGN_OR_RETURN(const PickleItems items, GroupItems(step, 0, pickle, &compared.shared));
     const NodeId every = pickle.Dict(items);
@@ -416,7 +409,7 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
 
 Result<std::string> HyperParametersLeftOut(const ShownState& shown) {
   const StepModel& step = shown.step();
-  CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
+  const bool flattened = IsFlattened(step);
   if (!flattened && shown.layout().zero != 3) return std::string();
   CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
   if (compared.differing.empty()) return std::string();

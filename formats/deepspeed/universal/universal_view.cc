@@ -249,20 +249,22 @@ Result<FixedSizes> SizesOf(const ShownState& shown, const UniversalIndex& index)
 
 // An engine takes hyper-parameters by the number of its group.
 Status CheckGroups(const StepModel& step) {
-  const Document* numbers = step.FindDocument(kGroupNumbers);
-  if (numbers == nullptr) return {};
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*numbers));
-  const auto apart = RootOf(tree).at(step.groups.size() - 1).Int().value_or(0);
-  const auto name = [&](size_t group) {
-    const auto& members = step.groups.at(group).parameters;
+  const auto apart =
+      std::ranges::find_if(step.groups.rbegin(), step.groups.rend(),
+                           [](const Group& group) { return group.number.has_value(); });
+  if (apart == step.groups.rend()) return {};
+  const auto first = std::ranges::find_if(step.groups, [&](const Group& group) {
+    return group.optimizer == apart->optimizer && group.number == apart->number;
+  });
+  const auto name = [&](const Group& group) {
+    const auto& members = group.parameters;
     return members.empty() ? std::string("?") : step.parameter(members[0]).name;
   };
-  return Fail(ErrorCode::kUnsupported,
-              StrCat("group ", apart,
-                     " of the optimizer has other hyper-parameters on one "
-                     "pipeline stage ('",
-                     name(static_cast<size_t>(apart)), "') than on another ('",
-                     name(step.groups.size() - 1), "'), but an engine takes groups by number"));
+  return Fail(ErrorCode::kUnsupported, StrCat("group ", *apart->number,
+                                              " of the optimizer has other hyper-parameters on one "
+                                              "pipeline stage ('",
+                                              name(*first), "') than on another ('", name(*apart),
+                                              "'), but an engine takes groups by number"));
 }
 
 // Returns a line on what the loader restores in no engine; empty if

@@ -15,7 +15,6 @@
 #include "core/io/file_root.h"
 #include "core/io/local_filesystem.h"
 #include "core/io/memory_root.h"
-#include "core/model/tool_document.h"
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 
@@ -393,7 +392,7 @@ TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
     beside.mode = written.access.mode;
     beside.fingerprint = *FingerprintOf(**OpenLocalFile(step + "/scheduler.pt"));
     with.blobs.push_back(beside);
-    if (tool) with.documents.push_back({std::string(kDocumentOfTool), "", "", {}});
+    if (tool) with.facts.tool = {"trainer", ""};
     const auto own = [&] { return Own(store_->directory(), step, with, Ownership::kCopy); };
     directory_.Write("run7/" + model->id + "/scheduler.pt", "of the next save");
     const auto changed = own();

@@ -59,11 +59,8 @@ class CompactTest : public testing::Test {
     CompactRequest request;
     request.file_bytes = 1 << 20;
     request.job.threads = 2;
-    request.hooks.shown_whole = [](const StepModel& model) -> Result<std::vector<uint8_t>> {
+    request.shown_whole = [](const StepModel& model) {
       return std::vector<uint8_t>(model.blobs.size(), 0);
-    };
-    request.hooks.renumber = [](StepModel&, const StepModel&, const BlobNumbers&) {
-      return Status();
     };
     return request;
   }

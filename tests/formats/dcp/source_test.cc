@@ -144,12 +144,7 @@ TEST_F(DcpSourceTest, TensorsAreWholeWhateverRanksHeld) {
   ASSERT_EQ(step->groups.size(), 1u);
   EXPECT_EQ(step->groups[0].parameters.size(), 2u);
   EXPECT_NE(step->FindDocument("client/train_state"), nullptr);
-  const Document* keys = step->FindDocument("dcp/keys");
-  ASSERT_NE(keys, nullptr);
-  const PickleTree tree = ParseDocument(*keys).value();
-  EXPECT_EQ(RootOf(tree)["model"].String(), "model.");
-  EXPECT_EQ(RootOf(tree)["optimizers"].at(0).String(), "optim.");
-  EXPECT_EQ(RootOf(tree)["flat"].Bool(), false);
+  EXPECT_EQ(step->facts.keys, KeyShape());  // get_state_dict's
   EXPECT_EQ(step->parameter(*step->FindParameter("norm")).role, Role::kFrozen);
 }
 
@@ -287,8 +282,7 @@ TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
   }
   ASSERT_EQ(step->groups.size(), 1u);
   EXPECT_EQ(step->groups[0].parameters.size(), names.size());
-  const PickleTree tree = ParseDocument(*step->FindDocument("dcp/keys")).value();
-  EXPECT_EQ(RootOf(tree)["state_names"]["q.lora_A.weight"].String(), "q.lora_A.own.weight");
+  EXPECT_EQ(step->facts.keys->state_names.at("q.lora_A.weight"), "q.lora_A.own.weight");
 }
 
 // OLMo-core and NeMo Automodel put several directories into one step's.

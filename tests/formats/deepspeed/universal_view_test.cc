@@ -230,12 +230,7 @@ TEST_F(UniversalViewTest, GroupsOfAFlattenedSourceHaveWhatIsShared) {
   options.groups = 2;
   Make(options, "tp1");
   StepModel step = step_->model();
-  PickleBuilder builder;
-  const NodeId root = builder.Dict({{builder.String("flat"), builder.Bool(true)}});
-  step.documents.push_back({.key = "dcp/keys",
-                            .scope = "",
-                            .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
-                            .tensors = {}});
+  step.facts.keys = KeyShape{.flat = true};
   view_ = OpenOf(step, layout_).value();
   const TorchFile file = Open("zero/optimizer_state.pt");
   const PickleRef groups = file.root()["param_groups"];
@@ -251,12 +246,7 @@ TEST_F(UniversalViewTest, GroupsThatWereKeptApartAreRefused) {
   options.groups = 2;
   Make(options, "tp1");
   StepModel step = step_->model();
-  PickleBuilder builder;
-  const NodeId root = builder.List({builder.Int(0), builder.Int(0)});
-  step.documents.push_back({.key = std::string(kGroupNumbers),
-                            .scope = "",
-                            .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
-                            .tensors = {}});
+  for (Group& group : step.groups) group.number = 0;
   const auto view = OpenOf(step, layout_);
   ASSERT_FALSE(view);
   EXPECT_EQ(view.error().code, ErrorCode::kUnsupported);

@@ -87,7 +87,7 @@ TEST_F(HuggingFaceSourceTest, ReadsWholeWeightsWhereTheyLie) {
   EXPECT_EQ(atom.source.gathers[0].series[0].offset, 4096u + 8);
   EXPECT_EQ(step->parameter(*step->FindParameter("lm_head.weight")).pattern.kind,
             PatternKind::kShard);
-  EXPECT_TRUE(step->FindDocument("model_files"));
+  EXPECT_TRUE(step->facts.model_files.config());
   ASSERT_EQ(step->blobs.size(), 3u);
   EXPECT_EQ(step->blobs[0].path, "model.safetensors");
 }
@@ -349,7 +349,7 @@ TEST_F(HuggingFaceSourceTest, OneFileIsAStep) {
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(step->id, "x.safetensors");
   EXPECT_EQ(step->roots[0], path_);
-  EXPECT_TRUE(step->FindDocument("model_files"));
+  EXPECT_TRUE(step->facts.model_files.config());
   Write("x.txt", "text");
   EXPECT_FALSE(Read(path_ + "/x.txt"));
 }
@@ -405,7 +405,7 @@ TEST_F(HuggingFaceSourceTest, TheHubsCacheWorks) {
     ASSERT_TRUE(step) << step.error().message;
     EXPECT_EQ(step->id, "0123");
     EXPECT_EQ(step->roots[0], hub);
-    EXPECT_TRUE(step->FindDocument("model_files"));
+    EXPECT_TRUE(step->facts.model_files.config());
   }
 }
 

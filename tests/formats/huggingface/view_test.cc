@@ -10,7 +10,6 @@
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"
 #include "tests/conformance/tiny_step.h"
-#include "tests/support/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -45,7 +44,7 @@ std::shared_ptr<const StepModel> StepOf(
     const std::vector<std::pair<std::string, size_t>>& aliases = {}, const std::string& tool = "") {
   Assembler assembler;
   if (!tool.empty()) {
-    assembler.header().documents.push_back(testing_support::ToolDocument(tool, "own"));
+    assembler.header().facts.tool = {tool, "own"};
   }
   Blob blob;
   blob.root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));

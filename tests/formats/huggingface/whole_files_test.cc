@@ -38,12 +38,11 @@ struct Case {
   std::vector<ShownTensor> tensors;
 };
 
-Case Make(const std::vector<Stored>& all, const std::set<std::string>& kept,
-          const std::string& document = "") {
+Case Make(const std::vector<Stored>& all, const std::set<std::string>& kept) {
   Assembler assembler;
   const uint32_t root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
   std::map<std::string, BlobIndex> blobs;
-  SafetensorsFiles files;
+  auto& files = assembler.header().facts.safetensors;
   for (const std::string name : {"0.safetensors", "1.safetensors"}) {
     Blob blob;
     blob.root = root;
@@ -52,9 +51,6 @@ Case Make(const std::vector<Stored>& all, const std::set<std::string>& kept,
     blobs[name] = assembler.AddBlob(blob);
     if (kept.contains(name)) files.emplace(blobs[name], kData);
   }
-  KeepSafetensorsFiles(assembler, files);
-  if (!document.empty())
-    assembler.header().documents.push_back({"safetensors_files", "", document, {}});
   std::vector<ShownTensor> tensors;
   for (const Stored& one : all) {
     Parameter parameter;
@@ -83,12 +79,12 @@ const std::set<std::string> kBoth = {"0.safetensors", "1.safetensors"};
 
 size_t Wholes(const std::vector<Stored>& all, const std::set<std::string>& kept = kBoth) {
   const Case made = Make(all, kept);
-  return WholeFilesOf(made.step, made.tensors).value().size();
+  return WholeFilesOf(made.step, made.tensors).size();
 }
 
 TEST(WholeFilesTest, AreByPathWithTheirTensorsByOffset) {
   const Case made = Make(Sound(), kBoth);
-  const auto files = WholeFilesOf(made.step, made.tensors).value();
+  const auto files = WholeFilesOf(made.step, made.tensors);
   ASSERT_EQ(files.size(), 2u);
   EXPECT_EQ(made.step.blob(files[0].blob).path, "0.safetensors");
   EXPECT_THAT(files[0].tensors, testing::ElementsAre(3, 2));
@@ -136,20 +132,6 @@ TEST(WholeFilesTest, NoneWhereOneFileMayNotBeShown) {
   std::vector<Stored> one = Sound();
   one.resize(2);
   EXPECT_EQ(Wholes(one, {"1.safetensors"}), 1u) << "what is not shown at all does not count";
-}
-
-TEST(WholeFilesTest, AnotherDocumentOfThatNameIsRefused) {
-  const auto why_not = [](const std::string& document) {
-    const Case made = Make(Sound(), {}, document);
-    const auto files = WholeFilesOf(made.step, made.tensors);
-    return files ? "taken" : files.error().message;
-  };
-  using testing::HasSubstr;
-  EXPECT_THAT(why_not("\x80\x02}K\x07K\x08s."), HasSubstr("not blobs with offsets"));  // {7: 8}
-  EXPECT_THAT(why_not("\x80\x02}K\x01J\xff\xff\xff\xffs."), HasSubstr("not blobs"));   // {1: -1}
-  EXPECT_THAT(why_not("\x80\x02}X\x01" + std::string(3, '\0') + "aK\x08s."),
-              HasSubstr("not blobs"));
-  EXPECT_EQ(why_not("\x80\x02}K\x01K\x08s."), "taken");
 }
 
 }  // namespace

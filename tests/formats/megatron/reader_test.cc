@@ -204,11 +204,12 @@ TEST_F(MegatronReaderTest, MetadataOfCoresUpTo15IsOfAClassOfTheirOwn) {
 TEST_F(MegatronReaderTest, AConfigIsMadeOfTheArguments) {
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
-  const auto files = ModelFilesOf(*step);
-  ASSERT_TRUE(files && files->config() != nullptr);
+  const std::string* config = step->facts.model_files.config();
+  ASSERT_NE(config, nullptr);
+  EXPECT_TRUE(step->facts.config_made);
   for (const char* said : {R"("model_type": "llama")", R"("vocab_size": 6)", R"("head_dim": 2)",
                            R"("eos_token_id": null)", R"("num_key_value_heads": 1)"}) {
-    EXPECT_THAT(*files->config(), HasSubstr(said));
+    EXPECT_THAT(*config, HasSubstr(said));
   }
 }
 

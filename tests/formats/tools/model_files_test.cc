@@ -93,16 +93,15 @@ TEST(ModelFilesTest, AreCarriedAsTextsOrBlobs) {
   const auto carried = CarryModelFiles(assembler, root, "tag/");
   ASSERT_TRUE(carried) << carried.error().message;
   const StepModel step = std::move(assembler).Finish().value();
-  const auto files = ModelFilesOf(step);
-  ASSERT_TRUE(files) << files.error().message;
-  EXPECT_EQ(Names(*files), Names(*carried));
-  EXPECT_THAT(Names(*files),
+  const ModelFiles& files = step.facts.model_files;
+  EXPECT_EQ(Names(files), Names(*carried));
+  EXPECT_THAT(Names(files),
               ElementsAre("config.json", "merges.txt", "tokenizer.json", "vocab.txt"));
-  EXPECT_EQ(*files->config(), "{}");
-  EXPECT_EQ(*files->Find("merges.txt")->text(), "#version\n");
+  EXPECT_EQ(*files.config(), "{}");
+  EXPECT_EQ(*files.Find("merges.txt")->text(), "#version\n");
   for (const char* name : {"tokenizer.json", "vocab.txt"}) {
-    ASSERT_EQ(files->Find(name)->text(), nullptr);
-    EXPECT_EQ(step.blob(std::get<BlobIndex>(files->Find(name)->body)).path, name);
+    ASSERT_EQ(files.Find(name)->text(), nullptr);
+    EXPECT_EQ(step.blob(std::get<BlobIndex>(files.Find(name)->body)).path, name);
   }
 }
 
@@ -137,10 +136,9 @@ TEST(ModelFilesTest, OfFoldersThoseThatLoadersLookInto) {
   EXPECT_THAT(LeftOutOf(assembler),
               ElementsAre(HasSubstr("2_Dense/deep"), HasSubstr("2_Dense/model.safetensors")));
   const StepModel step = std::move(assembler).Finish().value();
-  const auto files = ModelFilesOf(step);
-  ASSERT_TRUE(files) << files.error().message;
-  EXPECT_THAT(Names(*files), names);
-  EXPECT_EQ(*files->Find("1_Pooling/config.json")->text(), "{\"a\": 1}");
+  const ModelFiles& files = step.facts.model_files;
+  EXPECT_THAT(Names(files), names);
+  EXPECT_EQ(*files.Find("1_Pooling/config.json")->text(), "{\"a\": 1}");
   const auto given = ReadModelFiles(directory.path());
   ASSERT_TRUE(given) << given.error().message;
   EXPECT_THAT(Names(*given), names);
@@ -161,7 +159,7 @@ TEST(ModelFilesTest, AConfigThatCannotBeCarriedLeavesANote) {
   EXPECT_TRUE(carried->files.empty());
   EXPECT_THAT(LeftOutOf(assembler),
               ElementsAre(HasSubstr("long/config.json"), HasSubstr("broken/config.json")));
-  EXPECT_TRUE(assembler.header().documents.empty());
+  EXPECT_TRUE(assembler.header().facts.model_files.files.empty());
 }
 
 TEST(ModelFilesTest, OfADirectoryThatAMountNames) {

@@ -94,8 +94,8 @@ TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
       EXPECT_TRUE(deepspeed::CarryBeside(assembler, step.candidate, "latest"));
     }
     const StepModel& header = assembler.header();
-    EXPECT_EQ(header.documents.empty(), !header.left_out.empty());
-    return header.documents.empty() ? LeftOutText(header.left_out.front()) : "";
+    EXPECT_EQ(!header.facts.tool, !header.left_out.empty());
+    return !header.facts.tool ? LeftOutText(header.left_out.front()) : "";
   };
   EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest does not name one of them"));
   directory.Write("out/checkpoint-9/latest", "b");
