@@ -98,6 +98,9 @@ Status Reader::ReadHeader() {
                           KnownEnum(one->part(), kLastLeftOutPart, "left_out"));
     model_.left_out.push_back(
         {part, Text(one->what()), Text(one->why()), Text(one->remedy()), one->more()});
+    if (one->optimizer() != nullptr) {
+      model_.left_out.back().optimizer = Text(one->optimizer()->bytes());
+    }
   }
   for (uint32_t i = 0; manifest_.texts() && i < manifest_.texts()->size(); ++i) {
     const auto* one = manifest_.texts()->Get(i);

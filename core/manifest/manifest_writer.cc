@@ -172,7 +172,10 @@ VectorOffset<Offset<fb::LeftOut>> Writer::WriteLeftOut(std::span<const LeftOut> 
     const auto what = Bytes(one.what);
     const auto why = Bytes(one.why);
     const auto remedy = Bytes(one.remedy);
-    return fb::CreateLeftOut(builder_, static_cast<uint8_t>(one.part), what, why, remedy, one.more);
+    const auto optimizer =
+        one.optimizer ? fb::CreateText(builder_, Bytes(*one.optimizer)) : Offset<fb::Text>(0);
+    return fb::CreateLeftOut(builder_, static_cast<uint8_t>(one.part), what, why, remedy, one.more,
+                             optimizer);
   });
 }
 
@@ -247,7 +250,8 @@ uint64_t UpperBound(const StepModel& model) {
   for (const auto& text : model.roots) bytes += 64 + text.size();
   for (const auto& text : model.notes) bytes += 64 + text.size();
   for (const LeftOut& one : model.left_out) {
-    bytes += 256 + one.what.size() + one.why.size() + one.remedy.size();
+    bytes += 256 + one.what.size() + one.why.size() + one.remedy.size() +
+             (one.optimizer ? one.optimizer->size() : 0);
   }
   for (const SideText& one : model.texts) bytes += 128 + one.path.size() + one.text.size();
   bytes += model.family_rules.size() + UpperBound(model.facts);

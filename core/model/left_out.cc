@@ -24,7 +24,7 @@ void LeaveOut(StepModel& step, LeftOut one) {
   size_t reasons = 0;
   for (LeftOut& known : step.left_out) {
     if (known.part != one.part) continue;
-    if (known.why == one.why && known.remedy == one.remedy) {
+    if (known.why == one.why && known.remedy == one.remedy && known.optimizer == one.optimizer) {
       known.more += 1 + one.more;
       return;
     }
@@ -34,14 +34,17 @@ void LeaveOut(StepModel& step, LeftOut one) {
   if (reasons >= kMaxLeftOutReasons) {
     last->why = kManyReasons;
     last->remedy.clear();
+    last->optimizer.reset();
     last->more += 1 + one.more;
     return;
   }
   step.left_out.push_back(std::move(one));
 }
 
-const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part) {
-  const auto found = std::ranges::find(step.left_out, part, &LeftOut::part);
+const LeftOut* FindLostState(const StepModel& step, std::string_view optimizer) {
+  const auto found = std::ranges::find_if(step.left_out, [&](const LeftOut& one) {
+    return one.part == LeftOutPart::kOptimizer && (!one.optimizer || *one.optimizer == optimizer);
+  });
   return found == step.left_out.end() ? nullptr : &*found;
 }
 

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,7 +36,9 @@ struct LeftOut {
   std::string what;    // a name that the user knows: "optimizer state 'exp_avg' of 'a.weight'"
   std::string why;     // the rule: "nothing proves which parameter has number 3"
   std::string remedy;  // what the user can do: "give --parameter-order"; "" where nothing helps
-  uint64_t more = 0;   // how many others have the same part, reason and remedy
+  uint64_t more = 0;   // how many others have the same part, reason, remedy and optimizer
+  // The label of the optimizer that lacks it (Atom::optimizer); nothing: nobody knows which.
+  std::optional<std::string> optimizer = {};
   bool operator==(const LeftOut&) const = default;
 };
 
@@ -44,11 +47,12 @@ struct LeftOut {
 inline constexpr size_t kMaxLeftOutReasons = 32;
 inline constexpr std::string_view kManyReasons = "they have different reasons, too many to list";
 
-// Adds one; others with the same part, reason and remedy are counted (`more`).
+// Adds one; others with the same part, reason, remedy and optimizer are counted (`more`).
 void LeaveOut(StepModel& step, LeftOut one);
 
-// The first of a part; null if the step has all of it.
-const LeftOut* FindLeftOut(const StepModel& step, LeftOutPart part);
+// The first with which a state of the optimizer of this label may have gone; null if none was left
+// out.
+const LeftOut* FindLostState(const StepModel& step, std::string_view optimizer);
 
 // "left out: WHAT and 3 more: WHY; REMEDY"
 std::string LeftOutText(const LeftOut& one);

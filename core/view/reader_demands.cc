@@ -152,7 +152,7 @@ class Check {
         if (!step_.FindAtom(p, kind)) lacking.push_back(p);
       }
       if (lacking.empty()) continue;
-      const std::string why = WhyNotBegun(kind, lacking);
+      const std::string why = WhyNotBegun(step_.atom(first), lacking);
       if (why.empty()) continue;
       return Refuse(kind, lacking,
                     StrCat("the source does not have it, though other parameters of group ", group,
@@ -163,14 +163,15 @@ class Check {
 
   // Why zeros do not stand for a state that these parameters lack; "" if they never had a
   // gradient, and the optimizer begins the state with zeros.
-  std::string WhyNotBegun(std::string_view kind, const std::vector<ParameterIndex>& lacking) const {
-    if (!BeginsAsZeros(kind)) return "nothing tells its first value";
+  // `other`: the state of a parameter that has it.
+  std::string WhyNotBegun(const Atom& other, const std::vector<ParameterIndex>& lacking) const {
+    if (!BeginsAsZeros(other.kind)) return "nothing tells its first value";
     for (const ParameterIndex p : lacking) {
       if (!HasBegun(shown_, p)) continue;
       return StrCat("'", step_.parameter(p).name,
                     "' has other states, so it did not begin at zero");
     }
-    const LeftOut* const lost = FindLeftOut(step_, LeftOutPart::kOptimizer);
+    const LeftOut* const lost = FindLostState(step_, other.optimizer);
     return lost == nullptr ? ""
                            : StrCat("it may be a part of what was left out (", lost->what,
                                     "), so it is not known to be zero");

@@ -301,7 +301,7 @@ class Collector {
     for (const ParameterIndex p : group.recorded.parameters) kinds.merge(ShownStatesOf(p));
     // A parameter may be without states since they were left out.
     const bool zeros =
-        FindLeftOut(step_, LeftOutPart::kOptimizer) == nullptr &&
+        FindLostState(step_, group.recorded.optimizer) == nullptr &&
         std::ranges::all_of(kinds, [](const auto& state) {
           return std::ranges::find(kBeginAsZeros, state.first) != kBeginAsZeros.end();
         });

@@ -158,14 +158,22 @@ class Owners {
       }
     }
     out_.numbers[optimizer].emplace();
-    for (const LeftOut& one : dict_.optimizers[optimizer].left_out) LeaveOut(header_, one);
+    LeaveOutParts(optimizer);
     return true;
+  }
+
+  // Those that its reader did not understand.
+  void LeaveOutParts(size_t optimizer) {
+    for (LeftOut one : dict_.optimizers[optimizer].left_out) {
+      one.optimizer = dict_.optimizers[optimizer].label;
+      LeaveOut(header_, std::move(one));
+    }
   }
 
   void LeaveOutAll(LeftOutPart part, size_t optimizer, std::string_view why,
                    std::string_view remedy) {
     const auto& of = dict_.optimizers[optimizer];
-    LeaveOut(header_, {part, of.what, StrCat(why, of.shown), std::string(remedy)});
+    LeaveOut(header_, {part, of.what, StrCat(why, of.shown), std::string(remedy), 0, of.label});
   }
 
   // The tensors that an optimizer may have; one that it names, whatever that looks like.
@@ -247,11 +255,11 @@ class Owners {
           continue;
         }
         LeaveOut(header_, {LeftOutPart::kOptimizer, StrCat("the optimizer's '", name, "'"),
-                           "the name is not that of a parameter of the model", ""});
+                           "the name is not that of a parameter of the model", "", 0, of.label});
       }
     }
     if (!any) return {};
-    for (const LeftOut& one : of.left_out) LeaveOut(header_, one);
+    LeaveOutParts(optimizer);
     out_.numbers[optimizer] = std::move(numbers);
     return {};
   }

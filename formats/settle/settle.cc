@@ -260,7 +260,7 @@ class Settler {
                               std::get<int64_t>(state.owner)),
                        StrCat("the optimizer's groups do not have a parameter of this number",
                               dict_.optimizers[state.optimizer].shown),
-                       ""});
+                       "", 0, dict_.optimizers[state.optimizer].label});
   }
 
   // The reason names the kind and not the parameter, so that a kind is one line for all parameters.
@@ -282,7 +282,8 @@ class Settler {
     }
     if (fate.why.empty()) fate.why = StrCat("state '", state.kind, "' ", why);
     if (fate.kept) fate.why += " (dcp/ alone shows it, as it was)";
-    LeaveOut(header_, {LeftOutPart::kOptimizer, std::move(what), std::move(fate.why), ""});
+    LeaveOut(header_, {LeftOutPart::kOptimizer, std::move(what), std::move(fate.why), "", 0,
+                       dict_.optimizers[state.optimizer].label});
     return {};
   }
 

@@ -59,10 +59,14 @@ TEST(FactsTest, EveryFactSurvives) {
   const std::string without = Printed(before);
   before.facts = AllFacts();
   before.groups.front().number = 7;
+  before.left_out = {{LeftOutPart::kOptimizer, "'a'", "why", "", 0, "adam"},
+                     {LeftOutPart::kOptimizer, "'b'", "why", "", 0, ""},
+                     {LeftOutPart::kOptimizer, "'c'", "why", "", 0, {}}};
   const auto after = ParseManifest(Printed(before));
   ASSERT_TRUE(after) << after.error().message;
   EXPECT_EQ(after->facts, before.facts);
   EXPECT_EQ(after->groups.front().number, 7u);
+  EXPECT_EQ(after->left_out, before.left_out);
   EXPECT_EQ(Printed(*after), Printed(before));
   EXPECT_EQ(Printed(SampleModel()), without);
   EXPECT_EQ(ParseManifest(without)->facts, StepFacts());

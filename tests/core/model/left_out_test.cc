@@ -28,6 +28,23 @@ TEST(LeftOutTest, EqualReasonsAreCounted) {
   EXPECT_EQ(step.left_out[2].part, LeftOutPart::kDocument);
 }
 
+TEST(LeftOutTest, AnOptimizersStateIsItsOwnOrNobodyKnowsWhose) {
+  StepModel step;
+  LeaveOut(step, {LeftOutPart::kDocument, "'d'", "it is a list", ""});
+  EXPECT_EQ(FindLostState(step, "a"), nullptr);
+  LeftOut one = State("'a'", "it is a list");
+  one.optimizer = "a";
+  LeaveOut(step, one);
+  one.optimizer = "b";
+  LeaveOut(step, one);
+  ASSERT_EQ(step.left_out.size(), 3u) << "they are not counted as one";
+  EXPECT_EQ(FindLostState(step, "a"), &step.left_out[1]);
+  EXPECT_EQ(FindLostState(step, "b"), &step.left_out[2]);
+  EXPECT_EQ(FindLostState(step, "c"), nullptr);
+  LeaveOut(step, State("'e'", "it is a set"));
+  EXPECT_EQ(FindLostState(step, "c"), &step.left_out[3]);
+}
+
 TEST(LeftOutTest, ReasonsAreBoundedAndNoneIsLost) {
   StepModel step;
   constexpr size_t kAll = 1000;

@@ -169,6 +169,22 @@ TEST(DcpViewTest, ADcpStepHasItsOwnKeys) {
   EXPECT_THAT(KeysOf(step, "dp2_nested"), Contains("model.embed.weight"));
 }
 
+TEST(DcpViewTest, ZerosBeginNoStateThatItsOptimizerMayHaveLost) {
+  TinyStepOptions options;
+  options.lazy_state = true;
+  const TinyStep tiny(options);
+  const std::string begun = "optim.state.layers.0.norm.weight.exp_avg";
+  const auto keys_of = [&](std::optional<std::string> optimizer) {
+    StepModel step = tiny.model();
+    step.left_out = {{LeftOutPart::kOptimizer, "'a'", "it is a list", "", 0, std::move(optimizer)}};
+    return KeysOf(step, "tp1");
+  };
+  EXPECT_THAT(KeysOf(tiny.model(), "tp1"), Contains(begun));
+  EXPECT_THAT(keys_of("another"), Contains(begun));
+  EXPECT_THAT(keys_of(""), Not(Contains(begun)));
+  EXPECT_THAT(keys_of(std::nullopt), Not(Contains(begun)));
+}
+
 TEST(DcpViewTest, DeepDocumentsAreOneValue) {
   const TinyStep tiny((TinyStepOptions()));
   StepModel step = tiny.model();

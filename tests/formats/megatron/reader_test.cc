@@ -284,7 +284,7 @@ TEST_F(MegatronReaderTest, GroupsWithoutOneWayAreLeftOutAlone) {
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
   EXPECT_TRUE(step->groups.empty());
-  const LeftOut* left = FindLeftOut(*step, LeftOutPart::kOptimizer);
+  const LeftOut* left = FindLostState(*step, "");
   ASSERT_NE(left, nullptr);
   EXPECT_THAT(left->why, HasSubstr("leaves several ways"));
   const auto p = *step->FindParameter("decoder.layers.0.mlp.linear_fc2.weight");
