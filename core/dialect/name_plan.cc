@@ -268,4 +268,15 @@ Result<NamePlan> MakeNamePlan(const StepModel& step, std::span<const MapRule* co
   return Planner(step, rules, sizes, from_files).Make();
 }
 
+uint64_t HeapBytesOf(const NamePlan& plan) {
+  constexpr uint64_t kMapBytes = sizeof(BoxMap) + 4 * 4 * sizeof(uint64_t);
+  uint64_t bytes = 32 * (plan.of_parameter.size() + plan.aliases.size());
+  for (const RenamedTensor& tensor : plan.tensors) {
+    bytes += sizeof(tensor) + tensor.name.size() + tensor.maps.size() * kMapBytes +
+             8 * (tensor.shape.size() + tensor.parts.size());
+  }
+  for (const std::string& alias : plan.aliases) bytes += alias.size();
+  return bytes;
+}
+
 }  // namespace ckptfs

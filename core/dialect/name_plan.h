@@ -37,6 +37,9 @@ struct NamePlan {
   std::vector<std::string> aliases;                 // by position in StepModel::aliases
 };
 
+// Heap bytes of the plan, about: what bounds a cache of plans.
+uint64_t HeapBytesOf(const NamePlan& plan);
+
 // The side of a rule that a name is spelled as.
 struct RuleSide {
   const MapRule* rule = nullptr;

@@ -385,51 +385,49 @@ Status CheckExperts(const StepModel& step, const NamePlan& plan, bool from_files
   return {};
 }
 
-struct Evidence {
-  FoundDialect said;
-  NamePlan plan;  // to the other dialect
-};
+}  // namespace
 
-Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
-              const ModelKind& kind) {
-  Evidence out;
+DialectEvidence FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
+                            const ModelKind& kind, LookedFor looked_for) {
+  DialectEvidence out;
   if (kind.model_type.empty()) {
-    out.said.why = "no config.json says which model it is";
+    out.why = "no config.json says which model it is";
     return out;
   }
   const auto rules = table.RulesOf(kind.model_type);
   if (rules.empty()) {
-    out.said.same = table.Knows(kind.model_type);
-    out.said.why = StrCat(
+    out.same = table.Knows(kind.model_type);
+    out.why = StrCat(
         "models of type '", kind.model_type, "' ",
-        out.said.same ? "have the same names in files and in modules" : "are in no table of names");
+        out.same ? "have the same names in files and in modules" : "are in no table of names");
     return out;
   }
   const SideCount count = CountSides(step, rules);
   // Another library may call its last norm alike: that name alone tells nothing.
-  out.said.foreign = count.modules > count.nobodys;
+  out.foreign = count.modules > count.nobodys;
   if ((count.files > 0) == (count.modules > 0)) {
-    out.said.why =
+    out.why =
         count.files == 0
             ? StrCat("no name is one that tells of models of type '", kind.model_type, "'")
             : StrCat("'", count.file, "' is a name of files, '", count.module, "' one of modules");
     return out;
   }
   const bool from_files = count.files > 0;
+  if (from_files && looked_for == LookedFor::kModules) return out;
   if (!kind.conflict.empty()) {
-    out.said.why = kind.conflict;
+    out.why = kind.conflict;
     return out;
   }
   auto plan = MakeNamePlan(step, rules, kind.sizes, from_files);
   Status fits = plan ? CheckExperts(step, *plan, from_files, kind.experts) : Status();
   if (!plan || !fits) {
-    out.said.why = (plan ? fits.error() : plan.error()).message;
+    out.why = (plan ? fits.error() : plan.error()).message;
     return out;
   }
-  out.said.foreign = false;
-  out.said.dialect = from_files ? Dialect::kHf : dialect;
+  out.foreign = false;
+  out.dialect = from_files ? Dialect::kHf : dialect;
   const uint64_t others = count.files + count.modules - 1;
-  out.said.why =
+  out.why =
       StrCat("config.json says '", kind.model_type, "', '", from_files ? count.file : count.module,
              "'", others == 0 ? " is a name" : StrCat(" and ", others, " more are names"),
              from_files ? " of files" : " of modules", ", and all shapes fit");
@@ -437,24 +435,15 @@ Evidence Look(const StepModel& step, const DialectTable& table, Dialect dialect,
   return out;
 }
 
-}  // namespace
-
-FoundDialect FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
-                         const ModelKind& kind) {
-  return Look(step, table, dialect, kind).said;
-}
-
-Result<std::shared_ptr<const StepModel>> Translate(std::shared_ptr<const StepModel> step,
-                                                   const DialectTable& table, Dialect dialect,
-                                                   const ModelKind& kind, Dialect to,
+Result<std::shared_ptr<const StepModel>> Translate(const StepModel& step,
+                                                   const DialectEvidence& evidence,
+                                                   const FamilyVariables& sizes,
                                                    const FamilySet& families, Carried carried) {
-  const Evidence evidence = Look(*step, table, dialect, kind);
-  if (evidence.said.same || evidence.said.dialect == to) return step;
-  if (evidence.said.dialect == Dialect::kAsSource) {
+  if (evidence.dialect == Dialect::kAsSource) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("nothing proves how its tensors are named: ", evidence.said.why));
+                StrCat("nothing proves how its tensors are named: ", evidence.why));
   }
-  return Translator(*step, evidence.plan, kind.sizes, families, carried).Make();
+  return Translator(step, evidence.plan, sizes, families, carried).Make();
 }
 
 uint64_t HeapBytesOf(const StepModel& step) {

@@ -22,6 +22,7 @@
 
 #include "core/base/result.h"
 #include "core/dialect/dialect.h"
+#include "core/dialect/name_plan.h"
 #include "core/model/family.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
@@ -38,6 +39,11 @@ struct FoundDialect {
   std::string why;  // what proves it, or what is missing
 };
 
+// With what it rests on.
+struct DialectEvidence : FoundDialect {
+  NamePlan plan;  // to the table's other side; empty if nothing proves a dialect
+};
+
 // `model_type`: the config's; empty if there is none.  `experts`: the config's number of experts,
 // 0 if it does not say one.  `sizes`: all that is known of the model's, by the families' names.
 struct ModelKind {
@@ -47,10 +53,14 @@ struct ModelKind {
   std::string conflict = {};  // why these cannot be the step's; "" if they can
 };
 
+// The names that are looked for: of files and of the table's dialect, or the latter's alone, where
+// another table has proved that the step is in that of files.
+enum class LookedFor : uint8_t { kAll, kModules };
+
 // `table` is that of `dialect`.  A step is in it, or in that of files, if the config's model type
 // has rules, names of only one side are there, and the shapes of all of them fit.
-FoundDialect FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
-                         const ModelKind& kind);
+DialectEvidence FindDialect(const StepModel& step, const DialectTable& table, Dialect dialect,
+                            const ModelKind& kind, LookedFor looked_for = LookedFor::kAll);
 
 // The part of a step that a view shows.
 enum class Carried : uint8_t {
@@ -58,12 +68,11 @@ enum class Carried : uint8_t {
   kWeights,  // no states, no groups: nothing that only an optimizer has can be in the way
 };
 
-// The step in the other dialect of the table: `to` is `dialect` or kHf.  The same pointer if it is
-// in that one already.  kUnsupported: nothing proves which it is in, a parameter cannot follow, or
-// the result would have too many pieces.
-Result<std::shared_ptr<const StepModel>> Translate(std::shared_ptr<const StepModel> step,
-                                                   const DialectTable& table, Dialect dialect,
-                                                   const ModelKind& kind, Dialect to,
+// The step in the dialect that the evidence's plan leads to.  kUnsupported: nothing proves which it
+// is in, a parameter cannot follow, or the result would have too many pieces.
+Result<std::shared_ptr<const StepModel>> Translate(const StepModel& step,
+                                                   const DialectEvidence& evidence,
+                                                   const FamilyVariables& sizes,
                                                    const FamilySet& families,
                                                    Carried carried = Carried::kAll);
 

@@ -78,6 +78,8 @@ Translations::Translations(std::optional<ModelFiles> given, std::vector<Table> t
     : given_(std::move(given)),
       tables_(std::move(tables)),
       families_(std::move(families)),
+      said_(kSaidBytes,
+            [](const SaidPtr& said) { return sizeof(*said) + HeapBytesOf(said->evidence.plan); }),
       kept_(kKeptBytes,
             [](const MadePtr& made) { return HeapBytesOf(*made->step) + HeapBytesOf(*made->of); }) {
 }
@@ -93,10 +95,10 @@ Result<std::shared_ptr<Translations>> Translations::Make(std::optional<ModelFile
       new Translations(std::move(given), std::move(tables), std::move(families)));
 }
 
-const Translations::Table& Translations::TableOf(Dialect dialect) const {
-  const auto found = std::ranges::find(tables_, dialect, &Table::dialect);
+DialectEvidence Translations::Look(const StepModel& step, Dialect table) const {
+  const auto found = std::ranges::find(tables_, table, &Table::dialect);
   CKPT_CHECK(found != tables_.end());
-  return *found;
+  return FindDialect(step, found->table, table, ConfigOf(step).kind);
 }
 
 // A config that says nothing of the kind counts as none.
@@ -126,47 +128,62 @@ Translations::Config Translations::ConfigOf(const StepModel& step) const {
 
 // A dialect whose names are there is the step's, or nothing is: the same model may have equal names
 // in files and in modules of another library.
-FoundDialect Translations::Find(const StepModel& step) const {
+Translations::Said Translations::Find(const StepModel& step) const {
   const Config config = ConfigOf(step);
-  if (config.quantised) return {.why = std::string(kQuantised)};
-  std::optional<FoundDialect> files, first;
-  for (const Table& one : tables_) {
-    FoundDialect found = FindDialect(step, one.table, one.dialect, config.kind);
-    if (one.dialect == Dialect::kHf5) found.foreign = false;
-    if (found.dialect == one.dialect || found.foreign) return found;
-    if (found.dialect == Dialect::kHf && !files) files = found;
-    if (!first) first = std::move(found);
+  std::optional<Said> files, first;
+  if (config.quantised) first.emplace().evidence.why = kQuantised;
+  for (size_t i = 0; i < tables_.size() && !config.quantised; ++i) {
+    const auto& [dialect, table] = tables_[i];
+    Said said;
+    said.table = dialect;
+    said.evidence = FindDialect(step, table, dialect, config.kind,
+                                files ? LookedFor::kModules : LookedFor::kAll);
+    DialectEvidence& found = said.evidence;
+    if (dialect == Dialect::kHf5) found.foreign = false;
+    if (found.dialect == dialect || found.foreign) return said;
+    if (found.dialect == Dialect::kHf) {
+      files = std::move(said);
+    } else if (!first) {
+      first = std::move(said);
+    }
   }
-  if (files && first->same) files->same = true;
-  return files ? *files : *first;
+  if (!files) return *std::move(first);
+  files->evidence.same = first && first->table == Dialect::kHf5 && first->evidence.same;
+  return *std::move(files);
+}
+
+Translations::SaidPtr Translations::SaidOf(const std::shared_ptr<const StepModel>& step) {
+  const auto known = said_.Find(step.get());
+  // Another step may have had the address before.
+  if (known && (*known)->of.lock() == step) return *known;
+  auto found = std::make_shared<Said>(Find(*step));
+  found->of = step;
+  said_.Replace(step.get(), found);
+  return found;
 }
 
 FoundDialect Translations::Of(const std::shared_ptr<const StepModel>& step) {
-  const auto known = said_.Find(step.get());
-  // Another step may have had the address before.
-  if (known && (*known)->of.lock() == step) return (*known)->recognised;
-  const FoundDialect recognised = Find(*step);
-  said_.Replace(step.get(), std::make_shared<const Said>(Said{step, recognised}));
-  return recognised;
+  return SaidOf(step)->evidence;
 }
 
 Result<std::shared_ptr<const StepModel>> Translations::To(
     const std::shared_ptr<const StepModel>& step, Dialect to, Carried carried) {
-  const FoundDialect said = Of(step);
-  if (said.dialect == to) return step;
-  if (said.same && (to == Dialect::kHf || to == Dialect::kHf5)) return step;
-  if (said.dialect == Dialect::kAsSource) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("nothing proves how its tensors are named: ", said.why));
-  }
-  if (said.dialect != Dialect::kHf && to != Dialect::kHf) {
+  const SaidPtr said = SaidOf(step);
+  const DialectEvidence& found = said->evidence;
+  if (found.dialect == to) return step;
+  if (found.same && (to == Dialect::kHf || to == Dialect::kHf5)) return step;
+  const bool known = found.dialect != Dialect::kAsSource;
+  if (known && found.dialect != Dialect::kHf && to != Dialect::kHf) {
     CKPT_ASSIGN_OR_RETURN(const auto files, To(step, Dialect::kHf, carried));
     return To(files, to, carried);
   }
-  const Table& table = TableOf(to == Dialect::kHf ? said.dialect : to);
   const auto make = [&]() -> Result<MadePtr> {
-    CKPT_ASSIGN_OR_RETURN(auto made, Translate(step, table.table, table.dialect,
-                                               ConfigOf(*step).kind, to, families_, carried));
+    const bool other = found.dialect == Dialect::kHf && said->table != to;
+    const DialectEvidence own = other ? Look(*step, to) : DialectEvidence();
+    const DialectEvidence& evidence = other ? own : found;
+    if (evidence.same) return std::make_shared<const Made>(Made{step, step});
+    CKPT_ASSIGN_OR_RETURN(
+        auto made, Translate(*step, evidence, ConfigOf(*step).kind.sizes, families_, carried));
     if (carried == Carried::kAll) CKPT_RETURN_IF_ERROR(CheckOtherStates(*step, *made));
     return std::make_shared<const Made>(Made{step, std::move(made)});
   };

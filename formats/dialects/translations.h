@@ -30,7 +30,7 @@ class Translations {
  public:
   // Bounds the translations that are kept beside those used last.
   static constexpr uint64_t kKeptBytes = uint64_t{1} << 30;
-  static constexpr uint64_t kSaid = 256;  // steps whose dialect is remembered
+  static constexpr uint64_t kSaidBytes = uint64_t{64} << 20;  // of what is known of steps
 
   // `given`: for steps that do not have a config.json (mount --hf-config).
   static Result<std::shared_ptr<Translations>> Make(std::optional<ModelFiles> given);
@@ -63,8 +63,10 @@ class Translations {
   using MadePtr = std::shared_ptr<const Made>;
   struct Said {
     std::weak_ptr<const StepModel> of;
-    FoundDialect recognised;
+    Dialect table = Dialect::kAsSource;  // that found it
+    DialectEvidence evidence;
   };
+  using SaidPtr = std::shared_ptr<const Said>;
   struct Config {
     ModelKind kind;
     bool quantised = false;
@@ -78,13 +80,14 @@ class Translations {
 
   Translations(std::optional<ModelFiles> given, std::vector<Table> tables, FamilySet families);
   Config ConfigOf(const StepModel& step) const;
-  FoundDialect Find(const StepModel& step) const;
-  const Table& TableOf(Dialect dialect) const;
+  Said Find(const StepModel& step) const;
+  SaidPtr SaidOf(const std::shared_ptr<const StepModel>& step);
+  DialectEvidence Look(const StepModel& step, Dialect table) const;
 
   const std::optional<ModelFiles> given_;
   const std::vector<Table> tables_;
   const FamilySet families_;
-  Lru<const StepModel*, std::shared_ptr<const Said>> said_{kSaid};
+  Lru<const StepModel*, SaidPtr> said_;
   LoadingCache<Key, MadePtr, KeyHash> kept_;
 };
 

@@ -110,8 +110,9 @@ int Main() {
       malloc_trim(0);
       const double before = ResidentMb();
       const double start = Milliseconds();
-      const auto made = Must(Translate(step, table, Dialect::kHf5, {"deepseek_v3", kExperts},
-                                       files ? Dialect::kHf5 : Dialect::kHf, families));
+      const ModelKind kind{"deepseek_v3", kExperts};
+      const DialectEvidence found = FindDialect(*step, table, Dialect::kHf5, kind);
+      const auto made = Must(Translate(*step, found, kind.sizes, families));
       const double took = Milliseconds() - start;
       printf("%s %d %.0f %.0f\n", files ? "files" : "modules", static_cast<int>(shards), took,
              ResidentMb() - before);

@@ -92,8 +92,9 @@ const DialectTable& Table() {
 Result<std::shared_ptr<const StepModel>> To(const StepModel& step, Dialect to,
                                             const ModelKind& kind = {"mixtral", kExperts}) {
   static const FamilySet families = ShippedFamilies().value();
-  return Translate(std::make_shared<const StepModel>(step), Table(), Dialect::kHf5, kind, to,
-                   families);
+  const DialectEvidence found = FindDialect(step, Table(), Dialect::kHf5, kind);
+  if (found.same || found.dialect == to) return std::make_shared<const StepModel>(step);
+  return Translate(step, found, kind.sizes, families);
 }
 
 // Where each element of the atom lies in the blob.
@@ -248,9 +249,9 @@ TEST(TranslateTest, StatesThatCannotFollowAreRefusedByNameUnlessWeightsAreAskedF
   ASSERT_FALSE(made.has_value());
   EXPECT_NE(made.error().message.find("step: its parts are different values"), std::string::npos)
       << made.error().message;
-  const auto weights =
-      Translate(std::make_shared<const StepModel>(step), Table(), Dialect::kHf5,
-                {"mixtral", kExperts}, Dialect::kHf5, ShippedFamilies().value(), Carried::kWeights);
+  const ModelKind kind{"mixtral", kExperts};
+  const auto weights = Translate(step, FindDialect(step, Table(), Dialect::kHf5, kind), kind.sizes,
+                                 ShippedFamilies().value(), Carried::kWeights);
   ASSERT_TRUE(weights.has_value()) << weights.error().message;
   EXPECT_EQ((*weights)->atoms.size(), 2u);  // weight and master
   EXPECT_TRUE((*weights)->groups.empty());
