@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
 
 namespace ckptfs {
 namespace {
@@ -211,6 +213,38 @@ std::string_view OptimizerPrefixOf(std::string_view key) {
     begin = dot + 1;
   }
   return {};
+}
+
+SplitState SplitByFirstWord(std::span<const ModelCandidate::Tensor> tensors, size_t most) {
+  SplitState out;
+  std::map<std::string_view, size_t> by_word;  // parts
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string_view name = tensors[i].name;
+    const size_t dot = name.find('.');
+    const std::string_view word = dot == name.npos ? "" : name.substr(0, dot);
+    if (!by_word.contains(word) && out.parts.size() >= most) continue;
+    const auto [at, added] = by_word.try_emplace(word, out.parts.size());
+    if (added) {
+      out.parts.emplace_back().key = word;
+      out.parts.back().made = ModelCandidate::Made::kSplit;
+      out.tensors.emplace_back();
+    }
+    auto& part = out.parts[at->second].tensors;
+    part.push_back(tensors[i]);
+    if (dot != name.npos) part.back().name.erase(0, dot + 1);
+    out.tensors[at->second].push_back(i);
+  }
+  return out;
+}
+
+void CountTrained(std::span<ModelCandidate> candidates, const std::set<std::string>& names) {
+  for (ModelCandidate& candidate : candidates) {
+    const auto named = [&](const auto& tensor) {
+      return names.contains(NormaliseName(tensor.name));
+    };
+    candidate.trained =
+        names.empty() ? 0 : static_cast<size_t>(std::ranges::count_if(candidate.tensors, named));
+  }
 }
 
 Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,

@@ -21,6 +21,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -51,6 +52,20 @@ struct ModelCandidate {
   };
   Made made = Made::kDict;
 };
+
+// The parts of a state that its script flattened ("model.a.weight" beside "step"): a candidate for
+// each first word of its keys, "" for keys of one word, in the order of their first tensors.
+struct SplitState {
+  std::vector<ModelCandidate> parts;         // kSplit; their tensors' names are without the word
+  std::vector<std::vector<size_t>> tensors;  // of each part, among those that were given
+};
+// Tensors beyond the first `most` parts are in none.
+SplitState SplitByFirstWord(std::span<const ModelCandidate::Tensor> tensors, size_t most);
+
+// Counts the tensors of each candidate that an optimizer of the state names.  `names` are without
+// those of wrappers (NormaliseName), as tensors' are compared: the module may have been saved with
+// another wrapper (DDP, torch.compile) than the optimizer saw.
+void CountTrained(std::span<ModelCandidate> candidates, const std::set<std::string>& names);
 
 struct ModelChoice {
   size_t index = 0;            // the model, among the candidates

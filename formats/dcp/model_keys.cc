@@ -178,13 +178,7 @@ class Candidates {
   void CountTrained() {
     std::set<std::string> names;
     for (const auto& owner : keys_.owners) names.insert(NormaliseName(owner));
-    if (names.empty()) return;
-    for (ModelCandidate& candidate : all_) {
-      candidate.trained =
-          static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
-            return names.contains(NormaliseName(tensor.name));
-          }));
-    }
+    ckptfs::CountTrained(all_, names);
   }
 
   const DcpMetadata& metadata_;

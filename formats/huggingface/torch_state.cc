@@ -160,24 +160,24 @@ void TorchState::AddCandidate(ModelCandidate candidate, Found found) {
 
 // A state that its script flattened: the first words of the keys are its parts.
 void TorchState::AddFlat(const std::string& path, const Found& all) {
-  std::map<std::string, size_t> by_word;  // candidates_
+  std::vector<ModelCandidate::Tensor> tensors;
+  std::vector<PickleRef> values;
   for (const auto& [name, value] : all.tensors) {
     if (IsOptimizerKey(name)) continue;
-    const size_t dot = name.find('.');
-    const std::string word = dot == std::string::npos ? "" : name.substr(0, dot);
-    if (!by_word.contains(word) && candidates_.size() >= kMaxCandidates)
-      continue;  // beside the model
-    const auto [at, added] = by_word.try_emplace(word, candidates_.size());
-    if (added) {
-      candidates_.emplace_back();
-      candidates_.back().key = word.empty() ? path : Joined(path, word);
-      candidates_.back().others = word.empty() ? all.tensors.size() : 0;
-      candidates_.back().made = ModelCandidate::Made::kSplit;
-      found_.emplace_back();
+    tensors.push_back(TensorOf(name, value));
+    values.push_back(value);
+  }
+  // What is beyond them is beside the model.
+  SplitState split = SplitByFirstWord(tensors, kMaxCandidates - candidates_.size());
+  for (size_t i = 0; i < split.parts.size(); ++i) {
+    ModelCandidate& part = split.parts[i];
+    if (part.key.empty()) part.others = all.tensors.size();
+    part.key = part.key.empty() ? path : Joined(path, part.key);
+    Found& found = found_.emplace_back();
+    for (size_t k = 0; k < part.tensors.size(); ++k) {
+      found.tensors.emplace_back(part.tensors[k].name, values[split.tensors[i][k]]);
     }
-    const std::string rest = word.empty() ? name : name.substr(dot + 1);
-    candidates_[at->second].tensors.push_back(TensorOf(rest, value));
-    found_[at->second].tensors.emplace_back(rest, value);
+    candidates_.push_back(std::move(part));
   }
 }
 
@@ -221,12 +221,7 @@ void TorchState::CountTrained() {
   std::set<std::string> names;
   std::set<NodeId> seen;
   for (const Part& optimizer : optimizers_) AddNames(optimizer.value, seen, names);
-  for (ModelCandidate& candidate : candidates_) {
-    candidate.trained =
-        static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
-          return names.contains(NormaliseName(tensor.name));
-        }));
-  }
+  ckptfs::CountTrained(candidates_, names);
 }
 
 // Says what a file holds in which no dict is a model's.

@@ -42,27 +42,6 @@ Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) 
 
 bool IsOptimizers(const StoredWeight& weight) { return !OptimizerPrefixOf(weight.name).empty(); }
 
-// The parts of a state that its script flattened into one file, where an optimizer's keys stand
-// beside the model's: by the first words of their keys.
-std::vector<ModelCandidate> PartsOf(const WeightsFile& file) {
-  std::map<std::string, ModelCandidate> parts;
-  for (const StoredWeight& weight : file.weights) {
-    if (IsOptimizers(weight)) continue;
-    const size_t dot = std::min(weight.name.find('.'), weight.name.size());
-    const bool word = dot < weight.name.size();
-    ModelCandidate& part = parts[word ? weight.name.substr(0, dot) : ""];
-    part.made = ModelCandidate::Made::kSplit;
-    part.tensors.push_back(
-        {word ? weight.name.substr(dot + 1) : weight.name, weight.dtype, weight.shape});
-  }
-  std::vector<ModelCandidate> out;
-  for (auto& [word, part] : parts) {
-    part.key = word;
-    out.push_back(std::move(part));
-  }
-  return out;
-}
-
 // Keeps the model of a flattened state, and names what else is in its file.
 Status KeepModel(std::string_view asked, WeightsFile& file) {
   if (std::ranges::none_of(file.weights, IsOptimizers)) {
@@ -70,7 +49,11 @@ Status KeepModel(std::string_view asked, WeightsFile& file) {
     return Fail(ErrorCode::kInvalid,
                 StrCat("--model ", asked, ": a safetensors file has one model"));
   }
-  const std::vector<ModelCandidate> parts = PartsOf(file);
+  std::vector<ModelCandidate::Tensor> tensors;
+  for (const StoredWeight& weight : file.weights) {
+    if (!IsOptimizers(weight)) tensors.push_back({weight.name, weight.dtype, weight.shape});
+  }
+  const std::vector<ModelCandidate> parts = SplitByFirstWord(tensors, tensors.size()).parts;
   CKPT_ASSIGN_OR_RETURN(const ModelChoice choice, ChooseModel(parts, asked));
   file.model = parts[choice.index].key;
   const std::string prefix = file.model.empty() ? "" : file.model + ".";
