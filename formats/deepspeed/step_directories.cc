@@ -21,13 +21,8 @@ namespace {
 
 Result<StepCandidate> CandidateOf(const std::shared_ptr<const Root>& root,
                                   const std::string& directory) {
-  StepCandidate out;
-  out.root = root;
-  out.directory = directory;
-  out.save = ParentPath(directory);
-  out.id = LastComponent(directory);
+  CKPT_ASSIGN_OR_RETURN(StepCandidate out, StepAt(root, directory, ParentPath(directory)));
   out.iteration = IterationOfTag(out.id);
-  CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, directory));
   return out;
 }
 
