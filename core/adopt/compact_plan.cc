@@ -19,7 +19,6 @@
 #include "core/model/read_blobs.h"
 #include "core/model/side_blob.h"
 #include "core/model/step_notes.h"
-#include "core/model/tool_document.h"
 
 namespace ckptfs {
 namespace {
