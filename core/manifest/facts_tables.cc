@@ -51,9 +51,8 @@ Offset<fb::KeyShape> WriteKeys(TableBuilder& tables, const KeyShape& keys) {
   const auto model = tables.Bytes(keys.model);
   const auto optimizer = tables.Bytes(keys.optimizer);
   const auto optimizers = WriteTexts(tables, keys.optimizers);
-  const auto numbers = tables.Tables<fb::OptimizerNumbers>(keys.numbers, [&](const auto& one) {
-    return WriteNumbers(tables, one.first, one.second);
-  });
+  const auto numbers = tables.Tables<fb::OptimizerNumbers>(
+      keys.numbers, [&](const auto& one) { return WriteNumbers(tables, one.first, one.second); });
   const auto tensors = tables.Tables<fb::KeyTensor>(keys.tensors, [&](const auto& one) {
     const auto key = tables.Bytes(one.first);
     const auto shape = tables.Vector(one.second.second);

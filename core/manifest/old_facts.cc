@@ -86,8 +86,7 @@ class PlainPickle {
       case 'X': return Push({.text = std::string(Take(Number(4)))});
       case 'K': return Push({.kind = Kind::kNumber, .number = static_cast<int64_t>(Number(1))});
       case 'M': return Push({.kind = Kind::kNumber, .number = static_cast<int64_t>(Number(2))});
-      case 'J':
-        return Push({.kind = Kind::kNumber, .number = static_cast<int32_t>(Number(4))});
+      case 'J': return Push({.kind = Kind::kNumber, .number = static_cast<int32_t>(Number(4))});
       case '\x8a': return Long(Number(1));
       case '\x88':
       case '\x89': return Push({.kind = Kind::kTruth, .number = op == '\x88'});
@@ -253,7 +252,8 @@ bool TakeKeys(const Value& told, StepFacts& facts) {
   KeyShape keys;
   const Value *model = told.Find("model"), *optimizers = told.Find("optimizers"),
               *flat = told.Find("flat");
-  if (model == nullptr || !model->IsText() || optimizers == nullptr || flat == nullptr) return false;
+  if (model == nullptr || !model->IsText() || optimizers == nullptr || flat == nullptr)
+    return false;
   keys.model = WithoutDot(model->text);
   keys.flat = flat->number != 0;
   if (!optimizers->IsList()) return false;
@@ -280,9 +280,9 @@ bool TakeSpelling(const Value& told, StepFacts& facts) {
   const Value* model = told.Find("model");
   if (model == nullptr || !model->IsText()) return false;
   keys.model = model->text;
-  const bool taken =
-      TakeItems(told.Find("optimizers"),
-                [&](const Value& a, const Value& b) { return TakeText(a, b, keys.optimizers); });
+  const bool taken = TakeItems(told.Find("optimizers"), [&](const Value& a, const Value& b) {
+    return TakeText(a, b, keys.optimizers);
+  });
   facts.keys = std::move(keys);
   return taken;
 }

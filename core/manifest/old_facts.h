@@ -9,7 +9,8 @@
 //   "safetensors_files"  {the index of a blob: the offset of its first tensor}
 //   "group_numbers"      [number of each group, as the ranks' optimizers counted]
 //   "dcp/keys"           {"model": prefix, "optimizers": [prefix ..], "flat": bool,
-//                         "tensors": {key: (dtype, torch.Size)}, "numbers": {label: {name: number}},
+//                         "tensors": {key: (dtype, torch.Size)},
+//                         "numbers": {label: {name: number}},
 //                         "kinds": {kind: [key or index ..]}, "state_names": {name: name}}
 //   "ckptfs.dcp"         {"model": key, "optimizers": {label: key}}, of a job's own save
 //

@@ -38,7 +38,8 @@ std::vector<T> Vector(const flatbuffers::Vector<T>* values) {
   return copy;
 }
 
-inline std::vector<std::string> Texts(const flatbuffers::Vector<flatbuffers::Offset<fb::Text>>* texts) {
+inline std::vector<std::string> Texts(
+    const flatbuffers::Vector<flatbuffers::Offset<fb::Text>>* texts) {
   std::vector<std::string> result;
   if (texts == nullptr) return result;
   for (const fb::Text* text : *texts) result.push_back(Text(text->bytes()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts of a step in its manifest: as a table, hostile ones, and as the documents that builds before
-// wrote.
+// Facts of a step in its manifest: as a table, hostile ones, and as the documents that builds
+// before wrote.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <random>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 
 #include "core/base/strings.h"
 #include "core/manifest/manifest.h"
+#include "core/manifest/manifest_format.h"
 #include "core/manifest/old_facts.h"
 #include "tests/core/store/sample_model.h"
 
@@ -41,7 +43,8 @@ StepFacts AllFacts() {
   keys.state_names = {{"embed.weight", "embed.own.weight"}};
   keys.kinds = {{"al.5", {{"al", {}}, {"", 5}}}, {"al.x", {{"al", {}}, {"x", {}}}}};
   facts.tool = {"trainer", "run/checkpoint-5"};
-  facts.model_files.files = {TextFile("1_Pooling/config.json", "{}"), TextFile("config.json", ""),
+  facts.model_files.files = {TextFile("1_Pooling/config.json", "{}"),
+                             TextFile("config.json", ""),
                              {"tokenizer.json", BlobIndex{1}}};
   facts.config_made = true;
   facts.safetensors = {{BlobIndex{0}, 8}, {BlobIndex{1}, 16}};
@@ -79,7 +82,8 @@ TEST(FactsTest, HostileFactsAreRefused) {
       {"relative", [](StepFacts& f) { f.model_files.files[0].name = "/config.json"; }},
       {"'..' component", [](StepFacts& f) { f.model_files.files[0].name = "../config.json"; }},
       {"too deep", [](StepFacts& f) { f.model_files.files[0].name = "a/b/c.json"; }},
-      {"not sorted", [](StepFacts& f) { std::swap(f.model_files.files[0], f.model_files.files[1]); }},
+      {"not sorted",
+       [](StepFacts& f) { std::swap(f.model_files.files[0], f.model_files.files[1]); }},
       {"not sorted", [](StepFacts& f) { f.model_files.files[1].name = "1_Pooling/config.json"; }},
       {"lies in no blob", [](StepFacts& f) { f.model_files.files[2].body = BlobIndex{3}; }},
       {"begin outside", [](StepFacts& f) { f.safetensors[BlobIndex{9}] = 8; }},
@@ -99,14 +103,46 @@ TEST(FactsTest, HostileFactsAreRefused) {
   }
 }
 
+// A payload with flipped bytes is refused, or is a manifest like any other.
+void ExpectSoundUnderFlips(const std::string& bytes, int rounds) {
+  const std::string payload = bytes.substr(kManifestHeaderSize);
+  std::mt19937 random(7);
+  for (int round = 0; round < rounds; ++round) {
+    std::string damaged = payload;
+    for (int flips = 1 + round % 3; flips > 0; --flips) {
+      damaged[random() % damaged.size()] = static_cast<char>(random());
+    }
+    const auto step = ParseManifest(WrapManifest(damaged));
+    if (!step) continue;
+    const auto again = ParseManifest(Printed(*step));
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ(again->facts, step->facts);
+  }
+}
+
+TEST(FactsTest, DamagedFactsAreRefusedOrSound) {
+  StepModel model;
+  model.roots = {"/r"};
+  model.blobs = SampleModel().blobs;
+  for (Blob& blob : model.blobs) blob.root = 0;
+  model.facts = AllFacts();
+  ASSERT_TRUE(ParseManifest(Printed(model)));
+  ExpectSoundUnderFlips(Printed(model), 20000);
+}
+
 // ---- documents of builds before ---------------------------------------------------------
 
-// tests/golden/<name>: builds of before wrote them (tests/golden/README.md).
-StepModel Golden(const std::string& name) {
+// tests/golden/<name>: builds of before wrote them, of a Trainer's directory, and of a state dict
+// whose optimizer numbers its parameters and has states in dicts and a tensor as lr.
+std::string GoldenBytes(const std::string& name) {
   std::ifstream file(StrCat(CKPTFS_TEST_DATA, "/golden/", name), std::ios::binary);
   std::stringstream stream;
   stream << file.rdbuf();
-  auto step = ParseManifest(stream.str());
+  return stream.str();
+}
+
+StepModel Golden(const std::string& name) {
+  auto step = ParseManifest(GoldenBytes(name));
   EXPECT_TRUE(step) << step.error().message;
   return step ? *std::move(step) : StepModel();
 }
@@ -122,7 +158,8 @@ TEST(FactsTest, FilesAndToolAreTakenOutOfTheDocumentsOfBefore) {
             "checkpoint-5/tokenizer.json");
   EXPECT_FALSE(step.facts.config_made);
   ASSERT_EQ(step.facts.safetensors.size(), 1u);
-  EXPECT_EQ(step.blob(step.facts.safetensors.begin()->first).path, "checkpoint-5/model.safetensors");
+  EXPECT_EQ(step.blob(step.facts.safetensors.begin()->first).path,
+            "checkpoint-5/model.safetensors");
   EXPECT_EQ(ParseManifest(Printed(step))->facts, step.facts);
 }
 
@@ -139,6 +176,12 @@ TEST(FactsTest, KeysAreTakenOutOfTheDocumentOfBefore) {
   EXPECT_EQ(step.facts.keys, keys);
 }
 
+TEST(FactsTest, DamagedDocumentsOfBeforeAreRefusedOrSound) {
+  for (const char* name : {"manifest_v2_tool_documents.bin", "manifest_v2_keys_document.bin"}) {
+    ExpectSoundUnderFlips(GoldenBytes(name), 5000);
+  }
+}
+
 // What builds of before had printed, and one such step as they wrote it: without the table.
 StepModel TakenFrom(std::string key, std::string pickle) {
   StepModel step = SampleModel();
@@ -149,15 +192,17 @@ StepModel TakenFrom(std::string key, std::string pickle) {
 
 TEST(FactsTest, OtherDocumentsOfBeforeAreTaken) {
   EXPECT_TRUE(TakenFrom("made_config", "\x88.").facts.config_made);
-  const StepModel apart = TakenFrom("group_numbers", "](K\x03" "e.");
+  const StepModel apart = TakenFrom("group_numbers",
+                                    "](K\x03"
+                                    "e.");
   EXPECT_TRUE(apart.documents.empty());
   EXPECT_EQ(apart.groups.front().number, 3u);
   const auto text = [](std::string_view word) {
     return StrCat("X", std::string(1, static_cast<char>(word.size())), std::string(3, '\0'), word);
   };
-  const StepModel spelled =
-      TakenFrom("ckptfs.dcp", StrCat("}(", text("model"), text("m"), text("optimizers"), "}(",
-                                     text(""), text("o"), "uu."));
+  const StepModel spelled = TakenFrom(
+      "ckptfs.dcp",
+      StrCat("}(", text("model"), text("m"), text("optimizers"), "}(", text(""), text("o"), "uu."));
   KeyShape keys{.model = "m"};
   keys.optimizers = {{"", "o"}};
   EXPECT_EQ(spelled.facts.keys, keys);
@@ -165,15 +210,17 @@ TEST(FactsTest, OtherDocumentsOfBeforeAreTaken) {
 
 TEST(FactsTest, DocumentsOfAnotherFormAreTheJobs) {
   const std::pair<std::string, std::string> cases[] = {
-      {"safetensors_files", "}(K\x07K\x08u."},                  // {7: 8}: no such blob
-      {"safetensors_files", "}(K\x01J\xff\xff\xff\xffu."},      // {1: -1}
-      {"safetensors_files", "}(K\x01K\x08."},                   // cut
-      {"safetensors_files", "}(K\x01u."},                       // a key alone
+      {"safetensors_files", "}(K\x07K\x08u."},              // {7: 8}: no such blob
+      {"safetensors_files", "}(K\x01J\xff\xff\xff\xffu."},  // {1: -1}
+      {"safetensors_files", "}(K\x01K\x08."},               // cut
+      {"safetensors_files", "}(K\x01u."},                   // a key alone
       {"safetensors_files", "u."},
       {"model_files", "K\x01."},
       {"training_tool", "}."},
       {"made_config", "K\x01."},
-      {"group_numbers", "](K\x01K\x01" "e."},                   // more than there are groups
+      {"group_numbers",
+       "](K\x01K\x01"
+       "e."},  // more than there are groups
       {"dcp/keys", "}."},
       {"dcp/keys", "cos\nsystem\n)R."},
       {"made_config", "h\x05."},
