@@ -226,8 +226,8 @@ Result<CompactReport> Compaction::Run() {
   CKPT_ASSIGN_OR_RETURN(const auto step, store_.Load(record_));
   CKPT_RETURN_IF_ERROR(CheckComplete(step->model, record_, request_));
   const auto blobs = BlobReader::Create(step->model, request_.reading);
-  CKPT_ASSIGN_OR_RETURN(
-      plan_, PlanCompact(step->model, record_.source, *blobs, request_.shown_whole, request_.file_bytes));
+  CKPT_ASSIGN_OR_RETURN(plan_, PlanCompact(step->model, record_.source, *blobs,
+                                           request_.shown_whole, request_.file_bytes));
   CKPT_RETURN_IF_ERROR(CheckSize(step->model, plan_));
   Tell(step->model);
   if (plan_.IsNothing() || request_.dry_run) return std::move(report_);
