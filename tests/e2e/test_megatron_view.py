@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 import daemon
 from megatron_forms import as_the_newest_cores_save
+from test_megatron_buckets import LAYERS, live_of
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MEGATRON = os.path.join(daemon.FIXTURES, 'megatron')
@@ -54,10 +55,21 @@ if os.environ.get('CKPTFS_LONG'):
 FSDP_CELLS = [('float32', [1, 2, 1], 'pp2'), ('bfloat16', [2, 1, 1], 'tp2_bf16')]
 
 
+def stacked(live):
+    """Tensors by layer, with the layers as the first dimension."""
+    rest = dict.fromkeys(key.removeprefix(BLOCK).partition('.')[2] for key in live if key.startswith(BLOCK))
+    return {k: v for k, v in live.items() if not k.startswith(BLOCK)} | {
+        BLOCK + key: torch.stack([live[f'{BLOCK}{layer}.{key}'] for layer in range(LAYERS)]) for key in rest}
+
+
 def own_truth(name):
-    """What Megatron's reader found, by the keys of torch_dist in their newest form."""
+    """What Megatron's reader found, by the keys of torch_dist in their newest form; of buckets, what engines had in memory."""
     plain = torch.load(f'{MEGATRON}/{"llama" if name == "newest" else name}/plain.pt')
     plain = {k: v for k, v in plain.items() if not k.startswith('optimizer.distributed')}
+    if name == 'buckets':
+        live = live_of(MEGATRON, name)
+        for ours, kind in (('master', 'param'), ('exp_avg', 'exp_avg'), ('exp_avg_sq', 'exp_avg_sq')):
+            plain |= {f'{STATES}{kind}.{k}': v for k, v in stacked(live[ours]).items()}
     return {k.replace('.fp32_param.', '.param.'): v for k, v in plain.items()}
 
 
@@ -156,6 +168,7 @@ def loads(tmp_path_factory):
     as_the_newest_cores_save(f'{folder}/newest/iter_0000007')
     for name in OWN:
         program.adopt(f'{folder}/newest' if name == 'newest' else f'{MEGATRON}/{name}', f'own_{name}')
+    program.adopt(f'{MEGATRON}/buckets_new', 'own_buckets_new')
     for name in {cell[0] for cell in ENGINE_CELLS}:
         program.adopt(f'{ENGINES}/{name}/ckpt', name)
     os.mkdir(f'{folder}/fsdp')
@@ -228,12 +241,12 @@ def test_weights_that_nothing_trained_are_a_release(loads):
 
 
 def test_why_there_is_no_optimizer_is_told(loads):
-    """Of buckets that were not decoded, and of no other."""
+    """Of buckets that nothing proves, and of no other source of Megatron's."""
     program = loads[2]
     left = {run: [one['what'] for one in json.loads(program.run('explain', 'tp1', '--step', run, '--store', program.store, '--json').stdout)['left_out']
-                  if one['format'] == 'megatron'] for run in ('own_buckets', 'own_llama', 'llama_zero3', 'llama')}
-    assert ['dp_reshardable' in one and 'a job that loads this begins a new one' in one for one in left['own_buckets']] == [True], left
-    assert not left['own_llama'] and not left['llama'], left
+                  if one['format'] == 'megatron'] for run in ('own_buckets', 'own_buckets_new', 'own_llama', 'llama_zero3', 'llama')}
+    assert ['dp_reshardable' in one and 'a job that loads this begins a new one' in one for one in left['own_buckets_new']] == [True], left
+    assert not left['own_buckets'] and not left['own_llama'] and not left['llama'], left
     assert ['the weight decay' in one for one in left['llama_zero3']] == [True], left  # AdamW(model.parameters()) decays norms
 
 
