@@ -13,13 +13,13 @@
 #include "core/state/model_config.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/tools/config_text.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::megatron {
 namespace {
 
 constexpr std::string_view kClient = "client/";
-constexpr std::string_view kMegatron = "megatron";  // StepModel::framework
 
 // A dict that is being made; the first value of a key stays.
 class Fields {
@@ -70,7 +70,7 @@ class Printer {
 
  private:
   PickleBuilder& pickle() { return archive_.pickle(); }
-  bool OfMegatron() const { return step_.framework == kMegatron; }
+  bool OfMegatron() const { return TraitsOf(step_).mcore_state; }
 
   // What the source's own common state had under the key.
   const Document* Own(std::string_view key) const {

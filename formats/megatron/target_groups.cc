@@ -14,6 +14,7 @@
 #include "formats/megatron/source_form.h"
 #include "formats/megatron/view_entries.h"
 #include "formats/optimizer/hyper_parameters.h"
+#include "formats/tools/source_traits.h"
 #include "formats/torch/pickle/pickle_reader.h"
 
 namespace ckptfs::megatron {
@@ -72,7 +73,7 @@ class Maker {
   explicit Maker(const ShownState& shown)
       : shown_(shown),
         step_(shown.step()),
-        own_(step_.FindDocument(kFormDocument) != nullptr || step_.framework == "megatron") {}
+        own_(step_.FindDocument(kFormDocument) != nullptr || TraitsOf(step_).mcore_state) {}
 
   Result<TargetGroups> Make() && {
     CKPT_RETURN_IF_ERROR(CheckDemands(shown_, kDistributedOptimizer, shown_.layout()));

@@ -16,7 +16,7 @@
 #include "formats/megatron/dist_directory.h"
 #include "formats/megatron/dist_keys.h"
 #include "formats/megatron/view_entries.h"
-#include "formats/tools/made_config.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs {
 namespace {
@@ -149,9 +149,7 @@ Result<std::shared_ptr<const View>> MegatronFormat::Open(
   CKPT_ASSIGN_OR_RETURN(dcp::BoxIndex index,
                         dcp::BoxIndex::Build(std::move(entries), state.layout().tp));
 
-  const auto own = ModelFilesOf(state.step());
-  const ModelFiles none;
-  const std::string* config = ChosenModelFiles(state.step(), own ? *own : none, given_).config();
+  const std::string* config = ChosenModelFiles(state.step().facts, given_).config();
   CKPT_ASSIGN_OR_RETURN(
       ArchiveContent common,
       megatron::CommonFile(state, *groups, config == nullptr ? "" : std::string_view(*config)));

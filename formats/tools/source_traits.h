@@ -30,6 +30,8 @@ struct SourceTraits {
   // torch.distributed.checkpoint saved it.  Classes in documents are what torch itself loads from
   // the source, and a state of any shape is whole.
   bool own_keys = false;
+  // A job of megatron-core saved it: names, groups and the common state are such a job's.
+  bool mcore_state = false;
   // from_pretrained reads the source's own files.
   bool pretrained = false;
 };
@@ -38,7 +40,7 @@ inline constexpr SourceTraits kNoTraits{};
 inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
     {.source = "deepspeed", .engine = true, .fused_adam = true, .member_order = true},
     {.source = "deepspeed_universal", .engine = true, .fused_adam = true},
-    {.source = "megatron", .fused_adam = true},
+    {.source = "megatron", .fused_adam = true, .mcore_state = true},
     {.source = "dcp", .torch_states = true, .own_keys = true},
     {.source = "rank_shards", .torch_states = true},
     {.source = "huggingface", .torch_states = true, .pretrained = true},
