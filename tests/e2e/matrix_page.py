@@ -38,7 +38,7 @@ they load, and those whose rates DeepSpeed itself mixes.
 *refused*: the program or the software that loads says why, below, and what helps; beside *exact* in one cell it is of some of its layouts. *n/a*: there is nothing
 to load or to compare. Software that cannot run here, on a CPU, has neither row nor column.
 
-`megatron/` has no column, and Megatron's saves no row: their ranks take longer than all others. `e2e_megatron_source` and `e2e_megatron_view` compare them, bit for bit, with megatron-core 0.16.1 (by hand with 0.19.2): a Megatron
+`megatron/` has no column, and Megatron's saves no row: their ranks take longer than all others. `e2e_megatron_source` and `e2e_megatron_view` compare them, bit for bit, with megatron-core 0.16.1 (by hand with 0.18.2 and 0.19.2): a Megatron
 save, DeepSpeed at ZeRO 1, 2, 3 and AutoTP, FSDP2 and Hugging Face directories of Llama, Qwen 2 and Mixtral are loaded at other TP, PP, VPP and EP, with optimizers where there are any.
 """
 
