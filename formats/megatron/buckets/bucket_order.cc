@@ -165,15 +165,11 @@ class Orders {
       if (!anchor) {
         return Refuse("in some layer no parameter is told by its values that is told in others");
       }
-      std::map<uint32_t, int64_t> distances;
+      std::map<uint32_t, int64_t> distances;  // as the first instance has them
       for (const Instance* instance : instances) {
         const int64_t base = instance->decided.at(*anchor);
         for (const auto& [name, place] : instance->decided) {
-          const auto [at, fresh] = distances.try_emplace(name, int64_t{place} - base);
-          if (!fresh && at->second != int64_t{place} - base) {
-            return Refuse(NameOf(instance->buffer, owners_[instance->buffer][place]),
-                          " does not stand where it stands in other layers");
-          }
+          distances.try_emplace(name, int64_t{place} - base);
         }
       }
       for (const Instance* instance : instances) {
@@ -183,7 +179,8 @@ class Orders {
     return {};
   }
 
-  // Gives the places of an instance to the parameters that stand there in others.
+  // Gives the places of an instance to the parameters that stand there in others, all of which
+  // must have the values of these places.
   Status Fill(const Instance& instance, const std::map<uint32_t, int64_t>& distances,
               int64_t base) {
     const uint32_t b = instance.buffer;

@@ -81,6 +81,7 @@ class BucketReaderTest : public testing::Test {
       add(masters_.contains({layer, rank}) ? masters_[{layer, rank}] : weights_[layer][rank]);
       add(norms_[layer]);
     }
+    for (int i = 0; i < finals_; ++i) add(final_);
     const std::string key = With(kBucket, "%", std::to_string(rank));
     for (const char* kind : {"param", "exp_avg"}) {
       if (kind == missing_) continue;
@@ -114,6 +115,7 @@ class BucketReaderTest : public testing::Test {
     }
     AddChunks("decoder.layers.self_attention.linear_qkv.bias", {2, 2 * rows}, weights, {1, rows});
     AddChunks("decoder.layers.self_attention.linear_qkv.layer_norm_weight", {2, 4}, norms, {1, 4});
+    AddChunks("decoder.final_layernorm.weight", {final_.size()}, {{{0}, final_}}, {});
     for (const int rank : {0, 1}) AddBucket(rank);
     AddObject("common_state/shard_0_1", [&](PickleBuilder& b) {
       const NodeId args = Dict(b, {{"tensor_model_parallel_size", b.Int(tp_)},
@@ -150,6 +152,8 @@ class BucketReaderTest : public testing::Test {
   std::map<int, Floats> norms_;
   std::map<int, std::map<int, Floats>> weights_;
   std::map<std::pair<int, int>, Floats> masters_;  // where they are not the weights
+  Floats final_ = Floats(4, 5);
+  int finals_ = 1;  // how often a rank has it
   std::string missing_;
   int64_t more_ = 0;
   int64_t tp_ = 2;
@@ -234,6 +238,21 @@ TEST_F(BucketReaderTest, WhatIsTheSameInAllIsLeftOutThen) {
 TEST_F(BucketReaderTest, ATensorOfUnknownRanksMayBeTheOwnerOfAnyPlace) {
   AddChunks("decoder.other", {3}, {{{0}, {1}}, {{1}, {1}}, {{2}, {1}}}, {});
   EXPECT_THAT(LeftOutFor(), HasSubstr("the chunks of 'decoder.other' do not tell"));
+}
+
+TEST_F(BucketReaderTest, ATensorThatRanksHoldTwiceIsRefused) {
+  finals_ = 2;
+  EXPECT_THAT(LeftOutFor(), HasSubstr("is not held by exactly the ranks that have it"));
+}
+
+TEST_F(BucketReaderTest, ATensorThatNobodyHasIsNotTrained) {
+  finals_ = 0;
+  const auto step = Read();
+  ASSERT_TRUE(step.has_value()) << step.error().message;
+  const auto norm = step->FindParameter("decoder.final_layernorm.weight");
+  EXPECT_FALSE(step->FindAtom(*norm, "master").has_value());
+  EXPECT_EQ(step->parameter(*norm).role, Role::kFrozen);
+  EXPECT_TRUE(Has(*step, "master"));
 }
 
 TEST_F(BucketReaderTest, OtherArgumentsAreRefused) {
