@@ -181,7 +181,7 @@ Result<std::shared_ptr<const StepModel>> Translations::To(
     const bool other = found.dialect == Dialect::kHf && said->table != to;
     const DialectEvidence own = other ? Look(*step, to) : DialectEvidence();
     const DialectEvidence& evidence = other ? own : found;
-    if (evidence.same) return std::make_shared<const Made>(Made{step, step});
+    if (own.same) return std::make_shared<const Made>(Made{step, step});
     CKPT_ASSIGN_OR_RETURN(
         auto made, Translate(*step, evidence, ConfigOf(*step).kind.sizes, families_, carried));
     if (carried == Carried::kAll) CKPT_RETURN_IF_ERROR(CheckOtherStates(*step, *made));
