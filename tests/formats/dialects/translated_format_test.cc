@@ -14,17 +14,18 @@ namespace {
 constexpr std::string_view kGateUp = "model.layers.0.mlp.experts.gate_up_proj";
 constexpr std::string_view kFile = "model.layers.0.block_sparse_moe.experts.1.w3.weight";
 
-// Tensors of a Mixtral of one layer and two experts, as its modules are called.
-std::shared_ptr<const StepModel> Step() {
+using Tensors = std::vector<std::pair<std::string, Shape>>;
+
+std::shared_ptr<StepModel> StepOf(const Tensors& tensors) {
   auto step = std::make_shared<StepModel>();
   step->framework = "dcp";
   step->roots = {"/nowhere"};
   step->blobs.emplace_back();
   step->blobs.front().stamp.size = 1 << 20;
   uint64_t at = 0;
-  const auto add = [&](std::string name, Shape shape) {
+  for (const auto& [name, shape] : tensors) {
     Parameter parameter;
-    parameter.name = std::move(name);
+    parameter.name = name;
     parameter.shape = shape;
     Atom atom;
     atom.parameter = ParameterIndex{static_cast<uint32_t>(step->parameters.size())};
@@ -36,25 +37,37 @@ std::shared_ptr<const StepModel> Step() {
     at += 4 * count;
     step->parameters.push_back(std::move(parameter));
     step->atoms.push_back(std::move(atom));
-  };
-  add("model.embed_tokens.weight", {8, 4});
-  add("model.norm.weight", {4});
+  }
+  step->BuildIndex();
+  return step;
+}
+
+// Of one layer, but for its feed-forward part.
+Tensors Attention() {
+  Tensors tensors = {{"model.embed_tokens.weight", {8, 4}},
+                     {"model.norm.weight", {4}},
+                     {"lm_head.weight", {8, 4}}};
   for (const char* norm : {"input", "post_attention"}) {
-    add(StrCat("model.layers.0.", norm, "_layernorm.weight"), {4});
+    tensors.push_back({StrCat("model.layers.0.", norm, "_layernorm.weight"), {4}});
   }
   for (const char* part : {"q", "k", "v", "o"}) {
-    add(StrCat("model.layers.0.self_attn.", part, "_proj.weight"), {4, 4});
+    tensors.push_back({StrCat("model.layers.0.self_attn.", part, "_proj.weight"), {4, 4}});
   }
-  add("model.layers.0.mlp.gate.weight", {2, 4});
-  add(std::string(kGateUp), {2, 6, 4});
-  add("model.layers.0.mlp.experts.down_proj", {2, 4, 3});
-  add("lm_head.weight", {8, 4});
+  return tensors;
+}
+
+// Tensors of a Mixtral of one layer and two experts, as its modules are called.
+std::shared_ptr<const StepModel> Step() {
+  Tensors tensors = Attention();
+  tensors.push_back({"model.layers.0.mlp.gate.weight", {2, 4}});
+  tensors.push_back({std::string(kGateUp), {2, 6, 4}});
+  tensors.push_back({"model.layers.0.mlp.experts.down_proj", {2, 4, 3}});
+  auto step = StepOf(tensors);
   Group group;
   for (uint32_t p = 0; p < step->parameters.size(); ++p) {
     group.parameters.push_back(ParameterIndex{p});
   }
   step->groups = {group};
-  step->BuildIndex();
   return step;
 }
 
@@ -135,6 +148,29 @@ TEST(TranslationsTest, AStepIsTranslatedOnceForAll) {
   EXPECT_NE(translations->To(step, Dialect::kHf, Carried::kWeights).value(), files);
   EXPECT_EQ(translations->Of(step).dialect, Dialect::kHf5);
   EXPECT_EQ(translations->Of(files).dialect, Dialect::kHf);
+}
+
+// Names of files and of modules are the same for transformers 5, but not for Megatron.
+TEST(TranslationsTest, NamesThatOneLibraryKeepsAnotherDoesNot) {
+  Tensors tensors = Attention();
+  for (const char* part : {"gate", "up"}) {
+    tensors.push_back({StrCat("model.layers.0.mlp.", part, "_proj.weight"), {6, 4}});
+  }
+  tensors.push_back({"model.layers.0.mlp.down_proj.weight", {4, 6}});
+  const std::shared_ptr<const StepModel> step = StepOf(tensors);
+  ModelFiles config;
+  config.files.push_back(
+      {"config.json", std::make_shared<const std::string>(
+                          R"({"model_type": "llama", "num_attention_heads": 2, "head_dim": 2,)"
+                          R"( "num_key_value_heads": 2, "hidden_size": 4})")});
+  const auto translations = Translations::Make(config).value();
+  EXPECT_EQ(translations->To(step, Dialect::kHf).value(), step);
+  EXPECT_EQ(translations->To(step, Dialect::kHf5).value(), step);
+  const auto megatron = translations->To(step, Dialect::kMcore);
+  ASSERT_TRUE(megatron) << megatron.error().message;
+  EXPECT_TRUE((*megatron)->FindParameter("decoder.layers.0.mlp.linear_fc1.weight"));
+  const auto back = translations->To(*megatron, Dialect::kHf).value();
+  EXPECT_TRUE(back->FindParameter("model.layers.0.mlp.up_proj.weight"));
 }
 
 }  // namespace
