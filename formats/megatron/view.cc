@@ -133,8 +133,9 @@ Result<std::shared_ptr<const View>> MegatronFormat::Open(
     groups = std::optional<megatron::TargetGroups>();
   }
   if (named.without_optimizer) tree->LeaveOut(WithoutOptimizer(named.without_optimizer->message));
-  const LeftOut* lacking = FindLeftOut(state.step(), LeftOutPart::kOptimizer);
-  if (!*groups && !named.without_optimizer && lacking != nullptr) {
+  const std::vector<LeftOut>& left_out = state.step().left_out;
+  const auto lacking = std::ranges::find(left_out, LeftOutPart::kOptimizer, &LeftOut::part);
+  if (!*groups && !named.without_optimizer && lacking != left_out.end()) {
     tree->LeaveOut(WithoutOptimizer(LeftOutText(*lacking)));
   }
   if (*groups) {

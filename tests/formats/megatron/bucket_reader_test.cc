@@ -14,6 +14,7 @@
 #include "formats/families/shipped.h"
 #include "formats/megatron/source.h"
 #include "tests/formats/dcp/dcp_maker.h"
+#include "tests/formats/megatron/first_left_out.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs::megatron {
@@ -135,7 +136,7 @@ class BucketReaderTest : public testing::Test {
   std::string LeftOutFor() {
     const auto step = Read();
     if (!step) return "refused: " + step.error().message;
-    const LeftOut* left = FindLeftOut(*step, LeftOutPart::kOptimizer);
+    const LeftOut* left = FirstLeftOut(*step, LeftOutPart::kOptimizer);
     EXPECT_EQ(left != nullptr, step->FindParameter(kBias) && !Has(*step, "master"));
     return left == nullptr ? "" : left->why;
   }
@@ -163,7 +164,7 @@ class BucketReaderTest : public testing::Test {
 TEST_F(BucketReaderTest, StatesAreThoseOfTheirParameters) {
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
-  EXPECT_EQ(FindLeftOut(*step, LeftOutPart::kOptimizer), nullptr);
+  EXPECT_EQ(FirstLeftOut(*step, LeftOutPart::kOptimizer), nullptr);
   const auto bias = step->FindParameter(kBias);
   const auto master = step->FindAtom(*bias, "master");
   ASSERT_TRUE(master.has_value());
@@ -185,7 +186,7 @@ TEST_F(BucketReaderTest, WhatElseTheOptimizerHasIsLeftOutByName) {
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
   EXPECT_TRUE(Has(*step, "master"));
-  const LeftOut* left = FindLeftOut(*step, LeftOutPart::kDocument);
+  const LeftOut* left = FirstLeftOut(*step, LeftOutPart::kDocument);
   ASSERT_NE(left, nullptr);
   EXPECT_THAT(left->what, HasSubstr("'grad_scaler' of the optimizer"));
 }
@@ -281,7 +282,7 @@ TEST_F(BucketReaderTest, RanksOfDifferentHyperParametersLeaveSeveralWays) {
   ASSERT_TRUE(step.has_value()) << step.error().message;
   EXPECT_TRUE(Has(*step, "master"));
   EXPECT_TRUE(step->groups.empty());
-  EXPECT_THAT(FindLeftOut(*step, LeftOutPart::kOptimizer)->why, HasSubstr("several ways"));
+  EXPECT_THAT(FirstLeftOut(*step, LeftOutPart::kOptimizer)->why, HasSubstr("several ways"));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "formats/megatron/source.h"
 #include "formats/tools/model_files.h"
 #include "tests/formats/dcp/dcp_maker.h"
+#include "tests/formats/megatron/first_left_out.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs::megatron {
@@ -303,7 +304,7 @@ TEST_F(MegatronReaderTest, FlattenedStatesAreTheirTensors) {
                   1, cuts);
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
-  EXPECT_EQ(FindLeftOut(*step, LeftOutPart::kOptimizer), nullptr);
+  EXPECT_EQ(FirstLeftOut(*step, LeftOutPart::kOptimizer), nullptr);
   const auto p = *step->FindParameter("decoder.layers.1.mlp.linear_fc2.weight");
   const auto master = step->FindAtom(p, "master");
   ASSERT_TRUE(master.has_value());
@@ -326,7 +327,7 @@ TEST_F(MegatronReaderTest, ChunksOfSeveralBoxesAreLeftOut) {
                   {{{0, 0}, {2, 2}, kFile}});
   const auto step = Read();
   ASSERT_TRUE(step.has_value()) << step.error().message;
-  EXPECT_THAT(FindLeftOut(*step, LeftOutPart::kOptimizer)->why, HasSubstr("not a range of one"));
+  EXPECT_THAT(FirstLeftOut(*step, LeftOutPart::kOptimizer)->why, HasSubstr("not a range of one"));
 }
 
 TEST_F(MegatronReaderTest, StatesThatAreNotOfTheirTensorsShapeAreLeftOutAlone) {
