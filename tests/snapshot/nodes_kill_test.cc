@@ -120,7 +120,8 @@ void NodesTest::KillAtEveryPoint(uint32_t victim) {
     EXPECT_TRUE(dying.WaitDurable(10 * at + 1, kLong)) << dying.status().last_drop;
     EXPECT_TRUE(living.WaitDurable(10 * at + 1, kLong)) << living.status().last_drop;
     EXPECT_TRUE(IsStored(10 * at + 1));
-    EXPECT_EQ(taken, living.WaitDurable(10 * at, kLong)) << living.status().last_drop;
+    // Longer than the daemon's own patience, so that it has spoken.
+    EXPECT_EQ(taken, living.WaitDurable(10 * at, 2 * kLong)) << living.status().last_drop;
     EXPECT_EQ(living.status().under_way, 0u) << "the survivor's rank has to be told";
     EXPECT_EQ(taken, IsStored(10 * at));
     stored += taken ? 1 : 0;
