@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
 import subprocess
+import tempfile
 
 import pytest
 import torch
@@ -267,19 +269,26 @@ def test_a_full_store_keeps_the_step(tmp_path):
         subprocess.run(['umount', folder], check=True)
 
 
+@pytest.fixture
+def public():
+    """A store and mounts that other users may reach, as pytest's own folder is not."""
+    with tempfile.TemporaryDirectory(prefix='ckptfs-compact-') as path:
+        os.chmod(path, 0o755)
+        program = Ckptfs(path)
+        yield program
+        program.close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
-def test_who_saw_the_step_still_does_and_nobody_else(ckptfs, tmp_path):
-    source = source_of(checkpoint('zero2'), tmp_path)
+def test_who_saw_the_step_still_does_and_nobody_else(public):
+    source = source_of(checkpoint('zero2'), pathlib.Path(public.folder))
+    os.chmod(os.path.dirname(source), 0o755)
     for folder, _, names in os.walk(source):
         for name in names:
             os.chmod(os.path.join(folder, name), 0o640)
             os.chown(os.path.join(folder, name), 1234, 5678)
-    above = str(tmp_path)
-    while above != '/':
-        os.chmod(above, 0o755)
-        above = os.path.dirname(above)
-    step = ckptfs.adopt(source, extra=TALLY).stdout.splitlines()[-1]
-    mount = ckptfs.mount('--allow-other')
+    step = public.adopt(source, extra=TALLY).stdout.splitlines()[-1]
+    mount = public.mount('--allow-other')
 
     def sees(uid, gid):
         code = f'import os; os.setgroups([]); os.setgid({gid}); os.setuid({uid}); os.listdir({step_of(mount, "run")!r} + "/view")'
@@ -287,7 +296,7 @@ def test_who_saw_the_step_still_does_and_nobody_else(ckptfs, tmp_path):
     users = [(1234, 1), (1, 5678), (1, 1)]
     before = [sees(*user) for user in users]
     assert before == [True, True, False]
-    compact(ckptfs, step)
+    compact(public, step)
     assert [sees(*user) for user in users] == before
     shutil.rmtree(source)
     assert [sees(*user) for user in users] == before

@@ -2,6 +2,9 @@
 """Names that users give: `ckptfs tag` and `ckptfs rename`; and who sees a step."""
 import json
 import os
+import pathlib
+import shutil
+import tempfile
 
 import pytest
 
@@ -97,11 +100,16 @@ def test_a_followed_run_keeps_its_name(ckptfs, store, run, tmp_path):
     assert refused.returncode == 7 and 'keeps its name' in refused.stderr
 
 
-def test_info_says_who_sees_a_step_and_what_keeps_others_out(ckptfs, store, run, tmp_path):
-    above = str(tmp_path)
-    while above != '/':
-        os.chmod(above, 0o755)
-        above = os.path.dirname(above)
+@pytest.fixture
+def public_run(run):
+    """The same where other users may enter, unlike pytest's own folder."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        yield shutil.copytree(run, pathlib.Path(path) / 'run')
+
+
+def test_info_says_who_sees_a_step_and_what_keeps_others_out(ckptfs, store, public_run):
+    run = public_run
     for folder, _, files in os.walk(run):
         os.chmod(folder, 0o755)
         for name in files:
