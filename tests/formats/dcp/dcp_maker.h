@@ -8,9 +8,9 @@
 
 #pragma once
 
-#include <cstring>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,8 +33,8 @@ inline std::string ArchiveOf(const Shape& shape, const std::vector<float>& value
   node.strides = strides.value_or(RowMajorStrides(shape));
   const NodeId root = builder.Tensor(node);
   const std::string pickle = PrintPickle(std::move(builder).Finish(root)).value();
-  std::string bytes(values.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());
+  const auto view = std::as_bytes(std::span(values));
+  const std::string bytes(reinterpret_cast<const char*>(view.data()), view.size());
   MadeZip zip;
   zip.records.push_back({.name = "archive/data.pkl", .payload = pickle});
   zip.records.push_back({.name = "archive/data/0", .payload = bytes});
