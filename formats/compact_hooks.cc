@@ -10,7 +10,7 @@
 namespace ckptfs {
 
 std::vector<uint8_t> FilesShownWhole(const StepModel& step) {
-  // Which of a model's own files hold its weights, and how they are called, decides how they load.
+  // Loaders ask which of a model's own files hold its weights, and how they are called.
   std::vector<uint8_t> shown(step.blobs.size(), TraitsOf(step).pretrained ? 1 : 0);
   const auto show = [&](BlobIndex blob) { shown[static_cast<uint32_t>(blob)] = 1; };
   for (const auto& [blob, offset] : step.facts.safetensors) show(blob);

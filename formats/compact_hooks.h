@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What formats know of a step that is compacted (core/adopt/compact.h).
+// Formats know which files of a step that is compacted (core/adopt/compact.h) a view shows.
 //
 // Thread safety: pure functions.
 

@@ -62,7 +62,7 @@ Status CheckSize(const StepModel& step, const CompactPlan& plan) {
                      ": they repeat bytes, which the source does better"));
 }
 
-// What the directory holds follows from this alone.
+// This alone decides what the directory holds.
 std::string NameOf(const Digest& manifest, const CompactPlan& plan) {
   std::string text = StrCat("compact 1\n", manifest.Hex(), "\n");
   for (size_t i = 0; i < plan.files.size(); ++i) {

@@ -165,7 +165,7 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
       if (!found && found.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
       CKPT_ASSIGN_OR_RETURN(auto there, std::move(found));
       const bool whole = there && there->manifest == rendered.manifest;
-      // What is compacted needs its source no more, whatever that holds by now.
+      // A compacted step needs its source no more, whatever that holds by now.
       const bool may_replace = there && !there->compacted && (how.replace || there->provisional) &&
                                there->source == wanted.source;
       if (IsSame(there, rendered) && (whole || !how.notes || !may_replace)) {

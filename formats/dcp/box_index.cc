@@ -13,7 +13,7 @@ namespace {
 // torch makes about a kilobyte of objects of each.
 constexpr uint64_t kMostBoxes = uint64_t{1} << 25;
 
-// What a box of a stack is in the tensor.
+// The place of a box of a stack in the tensor.
 Shape InTensor(const Shape& shape, bool stacked, uint64_t first) {
   if (!stacked) return shape;
   Shape out = {first};

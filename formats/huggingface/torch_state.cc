@@ -167,7 +167,7 @@ void TorchState::AddFlat(const std::string& path, const Found& all) {
     tensors.push_back(TensorOf(name, value));
     values.push_back(value);
   }
-  // What is beyond them is beside the model.
+  // Other entries are beside the model.
   SplitState split = SplitByFirstWord(tensors, kMaxCandidates - candidates_.size());
   for (size_t i = 0; i < split.parts.size(); ++i) {
     ModelCandidate& part = split.parts[i];

@@ -72,12 +72,12 @@ class Printer {
   PickleBuilder& pickle() { return archive_.pickle(); }
   bool OfMegatron() const { return TraitsOf(step_).mcore_state; }
 
-  // What the source's own common state had under the key.
+  // The value that the source's own common state had under the key.
   const Document* Own(std::string_view key) const {
     return OfMegatron() ? step_.FindDocument(StrCat(kClient, key)) : nullptr;
   }
 
-  // What a dict of the source has besides.
+  // The other entries of a dict of the source.
   Status AddRest(const Document& document, PickleRef dict, Fields& fields) {
     for (const auto& [key, value] : dict.Items()) {
       const auto name = key.String();

@@ -65,7 +65,7 @@ class Namespace {
   // Makes the tree one with what the catalogue has news of, and waits until the
   // kernel has been told.
   Status TakeInNews(const StepGone& gone);
-  // What /view shows; its id is "latest" while it follows.
+  // The step that /view shows; its id is "latest" while it follows.
   std::optional<ShownStep> Shown() const;
   // The step that /view showed before; null if there was none.
   Result<std::shared_ptr<StepEntry>> SwitchView(std::string_view run, std::string_view id);

@@ -109,7 +109,7 @@ class NodeTable {
   NodePtr Find(InodeNumber inode) const;
   size_t size() const;
 
-  // What the kernel knows, in no order.
+  // All names that the kernel knows, in no order.
   std::vector<KnownName> All() const;
   // The kernel knows the name from a process that served it before; its node is found when
   // somebody asks for it.

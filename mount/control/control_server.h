@@ -27,7 +27,7 @@ namespace ckptfs {
 
 class ControlServer {
  public:
-  // What a daemon does with itself when it is asked; each may be empty.
+  // A daemon does these with itself when it is asked; each may be empty.
   struct Hooks {
     // Reads the daemon's configuration file again, and says what became of it.
     std::function<Result<nlohmann::json>()> reload;

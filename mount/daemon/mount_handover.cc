@@ -134,7 +134,7 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
   return pointers;
 }
 
-// What this process has and its successor is to have, under its names.
+// The descriptors that a successor is to have, under their names.
 Result<std::vector<DescriptorStore::Kept>> Legacy(const MountState& state, Descriptor device) {
   std::vector<DescriptorStore::Kept> kept;
   kept.push_back({std::string(kDevice), std::move(device)});

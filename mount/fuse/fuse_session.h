@@ -30,7 +30,7 @@ struct SessionOptions {
   bool clone_fd = false;
 };
 
-// What a process needs to serve a mount that another one made.
+// A process needs this to serve a mount that another one made.
 struct FuseConnection {
   Descriptor device;     // /dev/fuse
   std::string greeting;  // the request by which the kernel began (FUSE_INIT), as it was
@@ -60,7 +60,7 @@ class FuseSession {
   // it that are being answered.
   void InvalidateContent(InodeNumber inode);
 
-  // What a successor in another process needs, which may take over while this one answers.
+  // Returns all that a successor in another process needs, while this one answers.
   Result<FuseConnection> Share() const;
   // Answers what has been asked and ends the threads; the mount stays, and its requests wait in
   // the kernel for who resumes it.  BLOCKS: on opens that are being filled.

@@ -50,7 +50,7 @@ std::vector<DescriptorStore::Kept> ReadPassed() {
   return kept;
 }
 
-// What was passed to this process, and nobody has taken; read once.
+// The descriptors that were passed to this process, and nobody has taken; read once.
 std::vector<DescriptorStore::Kept>& Passed() {
   static std::vector<DescriptorStore::Kept> passed = ReadPassed();
   return passed;

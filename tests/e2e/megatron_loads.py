@@ -76,7 +76,7 @@ def part_of(shard, whole):
 
 
 def differing(shards, truth):
-    """What is not as it should be; how many were compared."""
+    """Returns all that is wrong, and how many were compared."""
     wrong, keys = [], set()
     for shard in shards:
         keys.add(shard.key)

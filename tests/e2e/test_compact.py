@@ -46,7 +46,7 @@ def digests(mount, run, layouts=LAYOUTS, own=True):
 
 
 def compact(c, step, *words, **more):
-    """What `ckptfs compact --json` says."""
+    """Returns what `ckptfs compact --json` says."""
     return json.loads(c.run('compact', '--store', c.store, '--json', *words, step, **more).stdout)
 
 

@@ -81,7 +81,7 @@ def shapes_of(saved, name):
 
 
 def live_of(saved, name):
-    """What the engine had in memory, put together: {kind: {key: tensor}}."""
+    """Returns the states in the engine's memory, put together: {kind: {key: tensor}}."""
     tp, etp, per_rank = JOBS[name]
     shapes = shapes_of(saved, name)
     out = {kind: {key: torch.full(shape, torch.nan) for key, shape in shapes.items()} for kind in STATES}
@@ -142,7 +142,7 @@ def test_what_nothing_tells_apart_is_left_out_with_the_reason_and_the_remedy(sho
 
 
 def run(worker, world, folder, *words):
-    """What ranks have in memory after they have gone on."""
+    """Returns the states in the memory of ranks that have gone on."""
     assert launch.launch(worker, world, words, f'{folder}/log'), launch.errors_of(f'{folder}/log', world)
 
 

@@ -63,7 +63,7 @@ def stacked(live):
 
 
 def own_truth(name):
-    """What Megatron's reader found, by the keys of torch_dist in their newest form; of buckets, what engines had in memory."""
+    """Returns what Megatron's reader found, by the keys of torch_dist in their newest form; of buckets, what engines had in memory."""
     plain = torch.load(f'{MEGATRON}/{"llama" if name == "newest" else name}/plain.pt')
     plain = {k: v for k, v in plain.items() if not k.startswith('optimizer.distributed')}
     if name == 'buckets':
@@ -105,7 +105,7 @@ def mcore_of(files, c):
 
 
 def engine_truth(name, c):
-    """What was in the memory of a live engine of DeepSpeed, or in the model that was saved."""
+    """Returns the tensors in the memory of a live engine of DeepSpeed, or of the model that was saved."""
     truth = load_file(f'{ENGINES}/{name}/truth.safetensors')
 
     def of(kind):
@@ -119,7 +119,7 @@ def engine_truth(name, c):
 
 
 def fsdp_truth(path, dtype):
-    """What torch gathered from a job of FSDP2, in fp32."""
+    """Returns what torch gathered from a job of FSDP2, in fp32."""
     live = torch.load(path)
     out = {k: v.to(getattr(torch, dtype)) for k, v in mcore_of(live['weight'], TINY).items()}
     for ours, kind in (('weight', 'param'), ('exp_avg', 'exp_avg'), ('exp_avg_sq', 'exp_avg_sq')):
@@ -128,7 +128,7 @@ def fsdp_truth(path, dtype):
 
 
 def keep_logits(name, weights, path):
-    """What transformers computes with the truth."""
+    """Keeps what transformers computes with the truth."""
     config = AutoConfig.from_pretrained(f'{ENGINES}/{name}/ckpt')
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation='eager').eval()
     model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
@@ -147,7 +147,7 @@ def save_wide(folder):
 
 
 def samples_of(name):
-    """What an engine of DeepSpeed had counted; nothing of a directory of weights."""
+    """Returns the samples that an engine of DeepSpeed had counted; nothing of a directory of weights."""
     files = sorted(glob.glob(f'{ENGINES}/{name}/ckpt/global_step2/*_model_states.pt'))
     return torch.load(files[0], weights_only=False)['global_samples'] if files else None
 

@@ -414,7 +414,7 @@ TEST(FilesystemTest, StatusIsJson) {
   EXPECT_FALSE(t.ReadAll("/.ckptfs/status", Caller{12345, 12345, 0}));
 }
 
-// What the kernel knows goes on with another filesystem over the same store.
+// Another filesystem over the same store goes on with names and files that the kernel knows.
 TEST(FilesystemTest, IsHandedOver) {
   TreeFixture t;
   t.AddStep("a", "1", 1);

@@ -21,7 +21,7 @@ SHORT = re.compile(r'\bRefuse(Usage)?\(')
 
 
 def argument(text, begin):
-    """What stands between the bracket at `begin` and the one that closes it."""
+    """Returns the text between the bracket at `begin` and the one that closes it."""
     depth, at = 0, begin
     while at < len(text):
         if text[at] == '"':
@@ -102,7 +102,7 @@ def page():
 
 
 def lacking():
-    """What the page does not have."""
+    """Returns all that the page does not have."""
     text, rows = page()
     pairs = {(room, code) for room, code, _ in refusals()}
     listed = {(room, code) for rooms, codes in rows for room in rooms for code in codes}

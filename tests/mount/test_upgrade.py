@@ -55,7 +55,7 @@ def test_open_files_go_on(ckptfs, source, mode):
     begun = {name: f.read(4096) for name, f in opened.items()}
     daemon_pid = ckptfs.running()
     folder = os.open(f'{mount}/{RANK}', os.O_RDONLY | os.O_DIRECTORY)
-    # What the kernel has read of files that are open stays: only the daemon can answer from here on.
+    # The kernel drops what it has read of files that are open: only the daemon can answer from here on.
     for f in opened.values():
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     for _ in range(2):

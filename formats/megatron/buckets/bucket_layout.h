@@ -10,7 +10,7 @@
 //     chunks begin and end at the parameters' borders and the shares', and nowhere else
 //   - a parameter has the size of one that the model has, and its values (the caller's part)
 //
-// Which parameter has a size and values is bucket_order.h's question.
+// bucket_order.h decides which parameter has a size and values.
 //
 // Thread safety: pure functions; values.
 // Units: elements; begins are of the bucket.

@@ -81,7 +81,7 @@ LayerName LayerNameOf(std::string_view name) {
   return {name.substr(0, first), number, StrCat(name.substr(0, first), name.substr(end))};
 }
 
-// What a rank may hold: a tensor's part.
+// A tensor's part that a rank may hold.
 struct Unit {
   size_t tensor = 0;  // of the model's
   const RankPart* part = nullptr;

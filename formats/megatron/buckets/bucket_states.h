@@ -15,7 +15,7 @@
 //     words may be on two stages, if the model has no output layer of its own, or predicts
 //     further tokens (mtp)
 //
-// What is not proved is left out by its optimizer, with the reason.
+// An optimizer that is not proved is left out, with the reason.
 //
 // Thread safety: pure but for reading.
 // Lifetime: results refer to the state, the tensors and the slices.

@@ -15,7 +15,7 @@
 namespace ckptfs::megatron {
 namespace {
 
-// What is told by numbers, which must run from 0 on.
+// Numbers tell these; they must run from 0 on.
 template <class T>
 Result<std::vector<T>> InOrder(std::map<uint32_t, T> numbered, std::string_view what) {
   std::vector<T> out;

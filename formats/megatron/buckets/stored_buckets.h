@@ -55,7 +55,7 @@ struct StoredBuffer {
   std::vector<StoredBucket> buckets;
 };
 
-// What one group of ranks divides among them.
+// The tensors that one group of ranks divides.
 struct RankGroup {
   std::vector<StoredBuffer> buffers;
 };

@@ -42,7 +42,7 @@ std::shared_ptr<StepModel> StepOf(const Tensors& tensors) {
   return step;
 }
 
-// Of one layer, but for its feed-forward part.
+// One layer, but for its feed-forward part.
 Tensors Attention() {
   Tensors tensors = {{"model.embed_tokens.weight", {8, 4}},
                      {"model.norm.weight", {4}},
