@@ -3,15 +3,14 @@
 #include "formats/deepspeed/native/master_prints.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "core/base/digest.h"
 #include "core/tensor/cast.h"
+#include "formats/settle/comparable_floats.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {
@@ -30,16 +29,6 @@ std::optional<std::string> Cast(DType from, DType to, const std::string& bytes, 
   return out;
 }
 
-void Normalise(std::string& floats) {
-  for (size_t at = 0; at + sizeof(float) <= floats.size(); at += sizeof(float)) {
-    float value;
-    std::memcpy(&value, floats.data() + at, sizeof(value));
-    if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();
-    if (std::fabs(value) < std::numeric_limits<float>::min()) value = 0;
-    std::memcpy(floats.data() + at, &value, sizeof(value));
-  }
-}
-
 // Returns the print of a tensor as a weight of type `as`; nothing if it cannot be compared.
 Result<std::optional<std::string>> PrintOf(const TorchFile& file, const FileTensor& tensor,
                                            DType as) {
@@ -56,7 +45,7 @@ Result<std::optional<std::string>> PrintOf(const TorchFile& file, const FileTens
     const auto cast = Cast(tensor.dtype(), as, bytes, end - begin);
     auto floats = cast ? Cast(as, DType::kF32, *cast, end - begin) : cast;
     if (!floats) return Print();
-    Normalise(*floats);
+    MakeComparable(std::as_writable_bytes(std::span(*floats)));
     digest.Add(std::as_bytes(std::span(*floats)));
   }
   return Print(digest.Finish().Hex());

@@ -3,14 +3,12 @@
 #include "formats/megatron/buckets/value_prints.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <span>
 #include <utility>
 
 #include "core/base/parallel.h"
 #include "core/tensor/cast.h"
+#include "formats/settle/comparable_floats.h"
 
 namespace ckptfs::megatron {
 namespace {
@@ -73,13 +71,7 @@ std::vector<std::byte> Cast(DType from, DType to, std::vector<std::byte> bytes) 
 // Adds elements as the fp32 values that they are as weights.
 void AddValues(DigestStream& digest, DType from, DType as, std::vector<std::byte> bytes) {
   std::vector<std::byte> floats = Cast(as, DType::kF32, Cast(from, as, std::move(bytes)));
-  for (size_t at = 0; at + sizeof(float) <= floats.size(); at += sizeof(float)) {
-    float value;
-    std::memcpy(&value, floats.data() + at, sizeof(value));
-    if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();
-    if (std::fabs(value) < std::numeric_limits<float>::min()) value = 0;
-    std::memcpy(floats.data() + at, &value, sizeof(value));
-  }
+  MakeComparable(floats);
   digest.Add(floats);
 }
 
