@@ -7,7 +7,6 @@ when it saves (`live`), by parameter and range, so the truth is the engine's own
 import io
 import json
 import os
-import pickle
 import shutil
 
 import pytest
@@ -17,7 +16,8 @@ import daemon
 import launch
 import megatron_buckets_job as jobs
 from dcp_reads import read_dcp
-from test_megatron_source import assert_same, files_of
+from megatron_forms import rewrite
+from test_megatron_source import assert_same, cut, files_of
 
 LAYERS = 4
 BLOCK = 'decoder.layers.'
@@ -56,17 +56,6 @@ def key_of(name):
         return name, None
     at = parts.index('local_experts')
     return '.'.join([*parts[:at], 'experts', *parts[at + 2:]]), int(parts[at + 1])
-
-
-def cut(name, tensor, rank, ranks):
-    """The part of a tensor that Megatron's rank has."""
-    if 'linear_fc1.weight' in name:
-        return torch.cat([part.chunk(ranks)[rank] for part in tensor.chunk(2)])
-    if 'linear_qkv.' in name and 'layer_norm' not in name or 'word_embeddings' in name or 'output_layer' in name:
-        return tensor.chunk(ranks)[rank]
-    if name.endswith(('linear_proj.weight', 'linear_fc2.weight')):
-        return tensor.chunk(ranks, 1)[rank]
-    return tensor
 
 
 def shapes_of(saved, name):
@@ -207,15 +196,6 @@ def copy(saved, name, folder):
     """A copy of a save directory; its step."""
     shutil.copytree(f'{saved}/{name}', folder)
     return f'{folder}/iter_0000007'
-
-
-def rewrite(step, change):
-    """Changes what .metadata says."""
-    with open(f'{step}/.metadata', 'rb') as f:
-        metadata = pickle.load(f)
-    change(metadata)
-    with open(f'{step}/.metadata', 'wb') as f:
-        pickle.dump(metadata, f)
 
 
 def chunks_of(metadata, kind, group=0):
