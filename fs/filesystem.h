@@ -99,7 +99,7 @@ class Filesystem {
   // removed unless somebody uses it.
   void LetGo(std::string_view run, std::string_view id);
 
-  // What the kernel knows, for the process that serves the mount next.  REQUIRES: no request is
+  // Returns what the kernel knows, for who serves the mount next.  REQUIRES: no request is
   // being answered, and none will be.
   Handover HandOver() const;
   // Goes on where that process ended; the descriptors of backings are this filesystem's from now

@@ -120,7 +120,7 @@ Status PlanWriter::OpenJournal() {
   std::string line;
   if (std::getline(in, line) && line == kMagic) {
     while (std::getline(in, line)) TakeLine(line);
-    // What follows begins a line of its own, whatever was cut off.
+    // The next entry begins a line of its own, whatever was cut off.
     return WriteAll(journal_.get(), 0, std::as_bytes(std::span("\n", 1)), path);
   }
   if (::ftruncate(journal_.get(), 0) != 0) return Fail(ErrnoError(errno, path));

@@ -61,7 +61,7 @@ std::optional<OptimizerKey> OptimizerKeyOf(std::string_view key);
 // The key of an object without the place of its part: "rng_state".
 std::string_view ObjectName(std::string_view key);
 
-// What a key of an object says of its part: "2.0_4.4", that it is part (2, 0) of 4 x 4.
+// Returns the place that the key of an object names: "2.0_4.4", part (2, 0) of 4 x 4.
 std::string_view ObjectPlace(std::string_view key);
 // The places of all parts of a grid, in row-major order.
 std::vector<std::string> PlacesOf(const Shape& grid);

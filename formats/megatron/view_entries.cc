@@ -34,7 +34,7 @@ struct Stack {
   std::string Key() const { return StrCat(before, after); }
 };
 
-// What modules keep beside their tensors: the object's name, and the grid of its parts.
+// Modules keep these beside their tensors: the object's name, and the grid of its parts.
 using Objects = std::map<std::string, Shape>;
 
 // Linear layers of both specifications, and Transformer Engine's norms.

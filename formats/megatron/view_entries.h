@@ -8,7 +8,7 @@
 //   optimizer.state.<kind>.<key>     param, exp_avg, exp_avg_sq of the same shape
 //   <module>._extra_state/shard_...  what a module keeps beside its tensors: None
 //
-// Which modules keep something, a torch_dist source says itself.  Steps of other sources have an
+// A torch_dist source says itself which modules keep something.  Steps of other sources have an
 // object for each module of either specification of the layers (local, Transformer Engine), and
 // the norm before experts under the names of both: a reader takes those that it asks for.
 //

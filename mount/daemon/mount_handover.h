@@ -51,7 +51,7 @@ struct ServedMount {
   Descriptor device;
 };
 
-// Of the state: programs that do not have the same one cannot take each other's place.
+// Programs that do not have the same version of the state cannot take each other's place.
 inline constexpr int kMountStateVersion = 1;
 
 std::vector<uint8_t> EncodeMountState(const MountState& state);

@@ -478,7 +478,7 @@ End WaitForEnd(Daemon& daemon, int signals) {
   }
 }
 
-// What whoever serves the mount next has to know, but for what the kernel knows of it.
+// Whoever serves the mount next has to know this, and what the kernel knows of it.
 MountState StateOf(const MountRequest& request, const std::string& log, const Daemon& daemon) {
   MountState state;
   state.store = request.store;

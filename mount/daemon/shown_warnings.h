@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a new mount warns of before its command returns: layouts that the step at /view does not
+// A new mount warns of these before its command returns: layouts that the step at /view does not
 // have, a file that hides it, files that are gone.
 //
 // Thread safety: the process's first thread only.

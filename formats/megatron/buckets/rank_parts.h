@@ -25,8 +25,8 @@
 
 namespace ckptfs::megatron {
 
-// What a rank has of one layer of a tensor, or of one expert of it: row-major boxes, one after
-// the other.
+// RankPart is a rank's part of one layer of a tensor, or of one expert of it: row-major boxes, one
+// after the other.
 struct RankPart {
   struct Box {
     size_t chunk = 0;  // of the tensor's

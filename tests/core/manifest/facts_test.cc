@@ -182,7 +182,7 @@ TEST(FactsTest, DamagedDocumentsOfBeforeAreRefusedOrSound) {
   }
 }
 
-// What builds of before had printed, and one such step as they wrote it: without the table.
+// Returns a step as earlier builds wrote it: with a document that they printed, without the table.
 StepModel TakenFrom(std::string key, std::string pickle) {
   StepModel step = SampleModel();
   step.documents = {{std::move(key), "", StrCat("\x80\x02", pickle), {}}};

@@ -293,7 +293,7 @@ TEST_F(MegatronReaderTest, GroupsWithoutOneWayAreLeftOutAlone) {
   EXPECT_FALSE(step->FindAtom(p, "step").has_value());
 }
 
-// Of cores up to 0.14: two boxes of two rows each, of which ranks have four elements and two.
+// Cores up to 0.14 have two boxes of two rows each, of which ranks have four elements and two.
 TEST_F(MegatronReaderTest, FlattenedStatesAreTheirTensors) {
   std::vector<DcpMaker::Cut> cuts;
   for (uint64_t cell = 0; cell < 4; ++cell) {
