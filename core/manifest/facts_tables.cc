@@ -65,6 +65,15 @@ Offset<fb::KeyShape> WriteKeys(TableBuilder& tables, const KeyShape& keys) {
                             state_names, kinds);
 }
 
+Offset<fb::ModuleKeys> WriteModules(TableBuilder& tables, const ModuleKeys& modules) {
+  const auto objects = tables.Tables<fb::ModuleObject>(modules.objects, [&](const auto& one) {
+    const auto name = tables.Bytes(one.first);
+    const auto grid = tables.Vector(one.second);
+    return fb::CreateModuleObject(tables.fb(), name, grid);
+  });
+  return fb::CreateModuleKeys(tables.fb(), !modules.stacked, objects);
+}
+
 // ---- reading ------------------------------------------------------------------------
 
 // Adds what `read` makes of every table of a vector: a key and its value.
@@ -122,6 +131,17 @@ Result<KeyShape> ReadKeys(const fb::KeyShape& table) {
   return keys;
 }
 
+Result<std::pair<std::string, Shape>> ReadModuleObject(const fb::ModuleObject& one) {
+  CKPT_ASSIGN_OR_RETURN(Shape grid, ReadShape(one.grid()));
+  return std::pair(Text(one.name()), std::move(grid));
+}
+
+Result<ModuleKeys> ReadModules(const fb::ModuleKeys& table) {
+  ModuleKeys modules{.stacked = !table.apart()};
+  CKPT_RETURN_IF_ERROR(ReadMap(table.objects(), modules.objects, "object", ReadModuleObject));
+  return modules;
+}
+
 Result<std::pair<BlobIndex, uint64_t>> ReadSafetensors(const fb::SafetensorsFile& one) {
   return std::pair(BlobIndex{one.blob()}, one.tensors());
 }
@@ -162,13 +182,18 @@ Offset<fb::Facts> WriteFacts(TableBuilder& tables, const StepFacts& facts) {
       tables.Tables<fb::SafetensorsFile>(facts.safetensors, [&](const auto& one) {
         return fb::CreateSafetensorsFile(tables.fb(), static_cast<uint32_t>(one.first), one.second);
       });
-  return fb::CreateFacts(tables.fb(), keys, tool, files, facts.config_made, safetensors);
+  const auto modules =
+      facts.modules ? WriteModules(tables, *facts.modules) : Offset<fb::ModuleKeys>(0);
+  return fb::CreateFacts(tables.fb(), keys, tool, files, facts.config_made, safetensors, modules);
 }
 
 Result<StepFacts> ReadFacts(const fb::Facts& table) {
   StepFacts facts;
   if (table.keys() != nullptr) {
     CKPT_ASSIGN_OR_RETURN(facts.keys, ReadKeys(*table.keys()));
+  }
+  if (table.modules() != nullptr) {
+    CKPT_ASSIGN_OR_RETURN(facts.modules, ReadModules(*table.modules()));
   }
   if (const auto* tool = table.tool()) {
     std::vector<std::string> packed;
@@ -191,6 +216,11 @@ uint64_t UpperBound(const StepFacts& facts) {
   if (facts.tool) {
     bytes += facts.tool->tool.size() + facts.tool->own.size();
     for (const std::string& path : facts.tool->packed) bytes += kTable + path.size();
+  }
+  if (facts.modules) {
+    for (const auto& [name, grid] : facts.modules->objects) {
+      bytes += kTable + name.size() + 8 * grid.size();
+    }
   }
   if (!facts.keys) return bytes;
   const KeyShape& keys = *facts.keys;

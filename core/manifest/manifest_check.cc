@@ -157,6 +157,13 @@ Status CheckFacts(const StepFacts& facts, std::span<const Blob> blobs) {
     if (inside(blob) && tensors <= blobs[static_cast<uint32_t>(blob)].stamp.size) continue;
     return Refuse("tensors begin outside their file");
   }
+  if (facts.modules) {
+    for (const auto& [name, grid] : facts.modules->objects) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t parts, ElementCount(grid));
+      if (parts == 0 || parts > kMaxObjectParts)
+        return Refuse("'", name, "' has ", parts, " parts");
+    }
+  }
   if (!facts.keys) return {};
   for (const auto& [kind, path] : facts.keys->kinds) {
     if (path.empty() || KeyOf(path) != kind) return Refuse("'", kind, "' is not where it stands");

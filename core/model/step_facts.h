@@ -22,6 +22,7 @@
 
 #include "core/io/blob.h"
 #include "core/model/key_shape.h"
+#include "core/tensor/shape.h"
 
 namespace ckptfs {
 
@@ -61,9 +62,22 @@ struct ModelFiles {
   bool operator==(const ModelFiles&) const = default;
 };
 
+inline constexpr uint64_t kMaxObjectParts = uint64_t{1} << 20;
+
+// How a directory that Megatron saved names what a step has under the names of its modules.
+struct ModuleKeys {
+  // One key holds a tensor of all layers, stacked; otherwise each layer has a key of its own.
+  bool stacked = true;
+  // Objects that modules keep beside their tensors, by name, and the grid of each one's 1 to
+  // kMaxObjectParts parts: "decoder.layers.mlp.linear_fc1._extra_state" in 4 parts.
+  std::map<std::string, Shape> objects = {};
+  bool operator==(const ModuleKeys&) const = default;
+};
+
 struct StepFacts {
   std::optional<KeyShape> keys;  // of a state dict that torch.distributed.checkpoint saved
   std::optional<ToolDirectory> tool;
+  std::optional<ModuleKeys> modules;  // of a state dict that Megatron saved
   ModelFiles model_files;
   bool config_made = false;  // config.json is of model_files, but lay nowhere as a file
   // Where the tensors begin of safetensors files that may be shown whole, under the source's own

@@ -16,7 +16,7 @@
 #include "formats/megatron/buckets/bucket_keys.h"
 #include "formats/megatron/flattened_state.h"
 #include "formats/megatron/group_rule.h"
-#include "formats/megatron/source_form.h"
+#include "formats/megatron/module_keys.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
@@ -68,7 +68,7 @@ Result<StepModel> Reader::Read() && {
     dict_.sizes.recorded.erase("vocab_size");
     CKPT_ASSIGN_OR_RETURN(Settled settled, Settle(dict_, options_, assembler_));
     CKPT_RETURN_IF_ERROR(AddDocuments(common));
-    assembler_.header().documents.push_back(DocumentOf(FormOf(state.metadata())));
+    assembler_.header().facts.modules = ModuleKeysOf(state.metadata());
     return settled;
   };
   auto settled = work();

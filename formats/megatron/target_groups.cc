@@ -11,7 +11,6 @@
 #include "core/model/step_counts.h"
 #include "core/view/reader_demands.h"
 #include "formats/megatron/group_rule.h"
-#include "formats/megatron/source_form.h"
 #include "formats/megatron/view_entries.h"
 #include "formats/optimizer/hyper_parameters.h"
 #include "formats/tools/source_traits.h"
@@ -73,7 +72,7 @@ class Maker {
   explicit Maker(const ShownState& shown)
       : shown_(shown),
         step_(shown.step()),
-        own_(step_.FindDocument(kFormDocument) != nullptr || TraitsOf(step_).mcore_state) {}
+        own_(step_.facts.modules.has_value() || TraitsOf(step_).mcore_state) {}
 
   Result<TargetGroups> Make() && {
     CKPT_RETURN_IF_ERROR(CheckDemands(shown_, kDistributedOptimizer, shown_.layout()));

@@ -143,7 +143,6 @@ Result<std::shared_ptr<const View>> MegatronFormat::Open(
   }
 
   megatron::ViewRequest request;
-  CKPT_ASSIGN_OR_RETURN(request.form, megatron::SourceFormOf(state.step()));
   request.optimizer = groups->has_value();
   request.cut_from = cut_from_;
   CKPT_ASSIGN_OR_RETURN(auto entries, megatron::EntriesOf(state, request));

@@ -107,7 +107,7 @@ class Collector {
       block.names[std::string(layered->after)].push_back({layered->layer, p});
     }
     for (auto& [before, block] : blocks) {
-      bool stacked = !request_.form || request_.form->stacked;
+      bool stacked = !step_.facts.modules || step_.facts.modules->stacked;
       for (auto& [after, members] : block.names) {
         std::ranges::sort(members, {}, &Member::layer);
         stacked = stacked && members.size() == block.layers &&
@@ -196,7 +196,7 @@ class Collector {
 
   // The norm before the experts under the other specification's name.
   void AddOtherName(const Stack& stack, const std::string& prefix) {
-    if (request_.form || !stack.after.ends_with(kNormOfEngine)) return;
+    if (step_.facts.modules || !stack.after.ends_with(kNormOfEngine)) return;
     const size_t at = stack.after.size() - kNormOfEngine.size();
     const bool word = at == 0 || stack.after[at - 1] == '.';
     if (stack.before.empty() || !word) return;
@@ -266,7 +266,8 @@ class Collector {
     dcp::ObjectArchives archives;
     CKPT_ASSIGN_OR_RETURN(const dcp::ObjectBytes bytes,
                           archives.Of(std::move(builder).Finish(root)));
-    for (const auto& [name, grid] : request_.form ? request_.form->objects : ObjectsOfModules()) {
+    for (const auto& [name, grid] :
+         step_.facts.modules ? step_.facts.modules->objects : ObjectsOfModules()) {
       for (const std::string& place : PlacesOf(grid)) {
         dcp::BoxEntry entry;
         entry.key = StrCat(name, "/shard_", place);

@@ -24,14 +24,12 @@
 #include "core/base/result.h"
 #include "core/view/shown_state.h"
 #include "formats/dcp/box_index.h"
-#include "formats/megatron/source_form.h"
 
 namespace ckptfs::megatron {
 
 struct ViewRequest {
-  std::optional<SourceForm> form;  // of the source, where it was such a directory
-  bool optimizer = false;          // REQUIRES: all that is trained has Adam's states
-  uint64_t cut_from = 0;           // bytes from which a layer's tensor is cut for the ranks
+  bool optimizer = false;  // REQUIRES: all that is trained has Adam's states
+  uint64_t cut_from = 0;   // bytes from which a layer's tensor is cut for the ranks
 };
 
 // A tensor is cut as the layout's tp cuts it, and between experts; part of rank N lies in file N.

@@ -46,6 +46,7 @@ StepFacts AllFacts() {
   facts.model_files.files = {TextFile("1_Pooling/config.json", "{}"),
                              TextFile("config.json", ""),
                              {"tokenizer.json", BlobIndex{1}}};
+  facts.modules = {false, {{"a._extra_state", {4}}, {"b._extra_state", {2, 3}}}};
   facts.config_made = true;
   facts.safetensors = {{BlobIndex{0}, 8}, {BlobIndex{1}, 16}};
   return facts;
@@ -86,6 +87,16 @@ TEST(FactsTest, HostileFactsAreRefused) {
        [](StepFacts& f) { std::swap(f.model_files.files[0], f.model_files.files[1]); }},
       {"not sorted", [](StepFacts& f) { f.model_files.files[1].name = "1_Pooling/config.json"; }},
       {"lies in no blob", [](StepFacts& f) { f.model_files.files[2].body = BlobIndex{3}; }},
+      {"0 parts",
+       [](StepFacts& f) {
+         f.modules->objects["a._extra_state"] = {4, 0};
+       }},
+      {"1099511627776 parts",
+       [](StepFacts& f) {
+         f.modules->objects["b._extra_state"] = {1 << 20, 1 << 20};
+       }},
+      {"more than 2^63",
+       [](StepFacts& f) { f.modules->objects["b._extra_state"] = Shape(9, 1 << 20); }},
       {"begin outside", [](StepFacts& f) { f.safetensors[BlobIndex{9}] = 8; }},
       {"begin outside", [](StepFacts& f) { f.safetensors[BlobIndex{0}] = uint64_t{1} << 62; }},
       {"not where it stands", [](StepFacts& f) { f.keys->kinds["al.5"].clear(); }},

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "formats/megatron/source_form.h"
+#include "formats/megatron/module_keys.h"
 #include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/conformance/tiny_step.h"
@@ -110,7 +110,7 @@ TEST(MegatronViewTest, NamesThatNothingProvesAreRefused) {
   EXPECT_THAT(view.error().message, HasSubstr("nothing proves how its tensors are named"));
 }
 
-TEST(SourceFormTest, TheDocumentSaysWhatTheKeysSaid) {
+TEST(ModuleKeysTest, TheFactSaysWhatTheKeysSaid) {
   dcp::DcpMetadata metadata;
   for (const char* name : {"decoder.layers.a.weight", "embedding.weight"}) {
     metadata.tensors.push_back({});
@@ -124,16 +124,11 @@ TEST(SourceFormTest, TheDocumentSaysWhatTheKeysSaid) {
     metadata.objects.push_back({});
     metadata.objects.back().name = name;
   }
-  TinyStep step((TinyStepOptions()));
-  EXPECT_FALSE(SourceFormOf(step.model()).value().has_value());
-  step.model().documents.push_back(DocumentOf(FormOf(metadata)));
-  step.model().BuildIndex();
-  const auto form = SourceFormOf(step.model()).value();
-  ASSERT_TRUE(form.has_value());
-  EXPECT_TRUE(form->stacked);
-  EXPECT_THAT(form->objects, ElementsAre(testing::Pair("decoder.layers.a._extra_state", Shape{2})));
+  const ModuleKeys keys = ModuleKeysOf(metadata);
+  EXPECT_TRUE(keys.stacked);
+  EXPECT_THAT(keys.objects, ElementsAre(testing::Pair("decoder.layers.a._extra_state", Shape{2})));
   metadata.tensors[0].name = "decoder.layers.0.a.weight";
-  EXPECT_FALSE(FormOf(metadata).stacked);
+  EXPECT_FALSE(ModuleKeysOf(metadata).stacked);
 }
 
 }  // namespace
