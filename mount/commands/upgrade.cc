@@ -59,13 +59,19 @@ Status UpgradeOne(const LiveMount& mount, const std::string& program) {
   const auto done = AskDaemon(mount, "upgrade", {{"program", program}});
   if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
   CKPT_ASSIGN_OR_RETURN(const LiveMount now, WaitForNext(mount, process));
-  fmt::print("{}: ckptfs {} serves it now, {} did (pid {})\n", Printable(mount.mountpoint),
+  fmt::print("{}: ckptfs {} serves it now, after {} (pid {})\n", Printable(mount.mountpoint),
              Printable(now.version), Printable(mount.version), now.pid);
   return {};
 }
 
+Status Accept(uint64_t version) {
+  if (version != kMountStateVersion) return ExitWith(1);
+  fmt::print("{}", kAcceptance);
+  return {};
+}
+
 Status RunUpgrade(const UpgradeFlags& options) {
-  if (options.accepts != 0) return ExitWith(options.accepts == kMountStateVersion ? 0 : 1);
+  if (options.accepts != 0) return Accept(options.accepts);
   CKPT_ASSIGN_OR_RETURN(const std::string program, ProgramOf(options));
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseAnswering(options.live));
   for (const LiveMount& mount : mounts) CKPT_RETURN_IF_ERROR(UpgradeOne(mount, program));
@@ -82,7 +88,7 @@ void AddUpgradeCommand(CommandSet& commands) {
   command.Add("--program", options->program, "Have that program serve them").Value("FILE");
   command
       .Add("--accepts", options->accepts,
-           "Only say by the exit code whether this program takes over from one of that version")
+           "Only say whether this program takes over from one whose mount's state has that version")
       .Value("VERSION")
       .Check(Checked(ParseCount));
   command.body = [options] { return RunUpgrade(*options); };

@@ -224,11 +224,16 @@ Result<std::optional<ServedMount>> TakeServedMount() {
 Status CheckSuccessor(const std::string& program) {
   const std::string version = StrCat(kMountStateVersion);
   std::vector<std::string> words = {program, "upgrade", "--accepts", version};
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return Fail(ErrnoError(errno, "a pipe"));
+  const Descriptor told(ends[0]);
+  Descriptor tells(ends[1]);
   posix_spawn_file_actions_t quiet;
   posix_spawn_file_actions_init(&quiet);
-  for (const int file : {0, 1, 2}) {
+  for (const int file : {0, 2}) {
     posix_spawn_file_actions_addopen(&quiet, file, "/dev/null", O_RDWR, 0);
   }
+  posix_spawn_file_actions_adddup2(&quiet, tells.get(), 1);
   pid_t child = -1;
   const int failed =
       ::posix_spawn(&child, program.c_str(), &quiet, nullptr, Pointers(words).data(), environ);
@@ -240,7 +245,12 @@ Status CheckSuccessor(const std::string& program) {
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  // Programs that are not ckptfs end with 0, too.
+  std::string answer(kAcceptance.size() + 1, '\0');
+  const ssize_t size = ::read(told.get(), answer.data(), answer.size());
+  answer.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  const bool accepts = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (accepts && answer == kAcceptance) return {};
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat(program, " does not take over a mount from this program")}
                   .Needing("`ckptfs umount --lazy` and a new mount do it: docs/use/upgrade.md"));

@@ -89,10 +89,19 @@ TEST(MountHandoverTest, AProgramIsAsked) {
     return path;
   };
   const std::string asked =
-      StrCat("#!/bin/sh\ntest \"$*\" = 'upgrade --accepts ", kMountStateVersion, "'\n");
+      StrCat("#!/bin/sh\ntest \"$*\" = 'upgrade --accepts ", kMountStateVersion,
+             "' || exit 1\necho '", kAcceptance.substr(0, kAcceptance.size() - 1), "'");
   EXPECT_TRUE(CheckSuccessor(program("knows", asked)));
-  EXPECT_EQ(CheckSuccessor(program("refuses", "#!/bin/sh\nexit 2\n")).error().code,
-            ErrorCode::kUnsupported);
+  const std::pair<std::string, std::string> others[] = {
+      {"refuses", "#!/bin/sh\nexit 2\n"},
+      {"silent", "#!/bin/sh\nexit 0\n"},
+      {"another", "#!/bin/sh\necho 'ckptfs 0.0.1'\n"},
+      {"talks", asked + "\necho more\n"},
+      {"fails", asked + "\nexit 1\n"},
+  };
+  for (const auto& [name, text] : others) {
+    EXPECT_EQ(CheckSuccessor(program(name, text)).error().code, ErrorCode::kUnsupported) << name;
+  }
   EXPECT_FALSE(CheckSuccessor(folder / "missing"));
   std::filesystem::remove_all(folder);
 }

@@ -137,13 +137,14 @@ def test_another_program(ckptfs, source, tmp_path):
     wait_until(lambda: not os.path.exists(f'/proc/{pid}'), 'the end of the daemon')
 
 
-@pytest.mark.parametrize('program', ['missing', 'text', 'older', 'endless'])
+@pytest.mark.parametrize('program', ['missing', 'text', 'older', 'endless', 'another'])
 def test_a_program_that_cannot(ckptfs, source, tmp_path, program):
     """The one that serves goes on."""
     mount = ckptfs.mount(adopt=[source])
     path = tmp_path / program
     if program != 'missing':
         path.write_text({'text': 'nothing', 'older': '#!/bin/sh\nexit 2\n',
+                         'another': '#!/bin/sh\necho ckptfs 1.0\n',
                          'endless': '#!/bin/sh\nexec sleep 1000\n'}[program])
         path.chmod(0o644 if program == 'text' else 0o755)
     refused = upgrade(ckptfs, mount, '--program', path, check=False)
