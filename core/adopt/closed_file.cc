@@ -114,8 +114,10 @@ std::string DescribeClosedFile(const ClosedFile& file) {
       MayRead(file.access, kGroup) ? StrCat(" and group ", file.access.gid) : std::string();
   const std::string others =
       file.more == 0 ? "" : StrCat(", and ", file.more, " more of its files");
-  return StrCat("only user ", file.access.uid, group, " may read ", file.path, " (mode ", mode, ")",
-                others, "; `chmod a+r` shows the step to all who may search its directories");
+  return StrCat(
+      "only user ", file.access.uid, group, " may read ", file.path, " (mode ", mode, ")", others,
+      "; `chmod a+r` and `ckptfs adopt --refresh` show the step to all who may search its "
+      "directories");
 }
 
 }  // namespace ckptfs

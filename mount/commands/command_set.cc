@@ -18,6 +18,7 @@
 #include "core/base/strings.h"
 #include "formats/sharding/name_pattern.h"
 #include "mount/commands/config_file.h"
+#include "mount/commands/step_access.h"
 #include "mount/control/step_json.h"
 #include "mount/daemon/daemon.h"
 #include "mount/daemon/mount_handover.h"
@@ -42,6 +43,11 @@ bool HasCommand(const CLI::App& app, std::string_view word) {
 }
 
 // "do you mean a, b?", or what there is.
+// What converters of others are called.
+constexpr std::string_view kConverters[] = {"convert",       "consolidate",      "merge",
+                                            "merge-weights", "zero_to_fp32",     "ds_to_universal",
+                                            "dcp_to_torch",  "dcp_to_torch_save"};
+
 std::string Suggestion(std::string_view word, const std::vector<std::string>& known) {
   const std::vector<std::string> near = NearestWords(word, known, kTypingErrors);
   std::string list;
@@ -195,6 +201,11 @@ std::vector<std::string> CommandSet::Names() const {
 std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
   const auto found = std::ranges::find(commands_, command, &Command::name);
   if (found == commands_.end()) {
+    if (std::ranges::find(kConverters, extra) != std::end(kConverters)) {
+      return StrCat("no command '", extra,
+                    "': a mount shows views without converting, and `ckptfs export` writes one as "
+                    "files: docs/use/instead-of.md");
+    }
     return StrCat("no command '", extra, "'; ", Suggestion(extra, Names()));
   }
   if (!extra.starts_with('-')) {
@@ -314,10 +325,7 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
   command.Add("--family-set", request.family_set, "A number the family's rules need (heads=32)")
       .Value("NAME=N")
       .Check(Checked(ParseFamilyVariable));
-  command
-      .Add("--hf-config", request.hf_config,
-           "config.json (sizes, huggingface/) and tokenizers for steps without their own")
-      .Value("DIR");
+  AddModelFilesOption(command, request.hf_config);
   command
       .Add("--replicated", request.replicated,
            "Parameters that are whole on every tensor-parallel rank")

@@ -44,15 +44,25 @@ struct ExplainFlags {
   bool json = false;
 };
 
+// "tp2/rank0", as `export` takes it: a layout and what is below it, where nothing has that path.
+bool IsLayoutAndFile(const std::string& text) {
+  std::error_code error;
+  const size_t slash = text.find('/');
+  return slash != std::string::npos && Layout::Parse(text.substr(0, slash)) &&
+         !std::filesystem::exists(text, error);
+}
+
 // A layout has no slash; what is not a layout and is there is a path, too.
 bool IsPathArgument(const std::string& text) {
   std::error_code error;
+  if (IsLayoutAndFile(text)) return false;
   return text.find('/') != std::string::npos ||
          (!Layout::Parse(text) && std::filesystem::exists(text, error));
 }
 
 std::string CheckLayoutOrPath(const std::string& text) {
-  const auto layout = IsPathArgument(text) ? Result<Layout>(Layout{}) : Layout::Parse(text);
+  const bool known = IsPathArgument(text) || IsLayoutAndFile(text);
+  const auto layout = known ? Result<Layout>(Layout{}) : Layout::Parse(text);
   return layout ? std::string() : layout.error().message;
 }
 
@@ -422,6 +432,12 @@ Status ExplainPath(const ExplainFlags& given) {
 Status RunExplain(const ExplainFlags& given) {
   if (IsPathArgument(given.layout)) return ExplainPath(given);
   ExplainFlags options = given;
+  if (IsLayoutAndFile(options.layout)) {
+    const size_t slash = options.layout.find('/');
+    options.file =
+        StrCat(options.layout.substr(slash + 1), options.file.empty() ? "" : "/", options.file);
+    options.layout.resize(slash);
+  }
   options.hf_config = ModelFilesOfMounts(given.hf_config, options.store);
   CKPT_ASSIGN_OR_RETURN(const std::string subject, OnlyStep(options.step, options.store));
   IngestRequest ingest;

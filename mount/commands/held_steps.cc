@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "core/store/lives.h"
 
 namespace ckptfs {
@@ -27,6 +28,10 @@ HeldSteps FindHeldSteps(const std::string& store, Patience patience) {
     if (!text) continue;
     const Json status = Json::parse(*text, nullptr, false);
     const Json none = Json::object();
+    const Json unsound = status.is_object() ? status.value("unsound", none) : none;
+    for (const auto& [step, why] : unsound.items()) {
+      if (why.is_object()) found.stale.emplace(BytesOfUtf8(step), why.value("reason", ""));
+    }
     const Json& snapshots =
         status.is_object() && status.contains("snapshots") ? status["snapshots"] : none;
     if (!snapshots.is_object()) continue;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps that are not published yet, as the daemons of this machine tell of them.
+// What the daemons of this machine know of steps and the store does not: steps that are not
+// published yet, and sources that are others by now.
 //
 // Thread safety: free functions without state.
 
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,8 +28,9 @@ struct HeldStep {
 };
 
 struct HeldSteps {
-  std::vector<HeldStep> steps;       // whole, in memory
-  std::vector<std::string> waiting;  // "job/7: waiting for ranks 2-3"
+  std::vector<HeldStep> steps;               // whole, in memory
+  std::vector<std::string> waiting;          // "job/7: waiting for ranks 2-3"
+  std::map<std::string, std::string> stale;  // by "RUN/ID", why its reads fail
 };
 
 // The steps that this user's daemons on the store (absolute) hold.  A daemon that does not

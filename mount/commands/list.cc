@@ -67,10 +67,10 @@ void PrintTable(const Json& steps) {
   if (tags) rows[0].insert(rows[0].begin() + 1, "TAGS");
   for (const Json& step : steps) {
     const int64_t saved = step.value("mtime_ns", int64_t{0});
-    rows.push_back({Printable(step.value("step", "")),
-                    std::to_string(step.value("iteration", uint64_t{0})), LocalTime(saved),
-                    Ago(saved), Printable(step.value("state", "")),
-                    Printable(step.value("source", ""))});
+    rows.push_back(
+        {Printable(step.value("step", "")), std::to_string(step.value("iteration", uint64_t{0})),
+         LocalTime(saved), Ago(saved), Printable(step.value("state", "")),
+         step.value("compacted", false) ? "(the store)" : Printable(step.value("source", ""))});
     if (lives) {
       rows.back().insert(rows.back().begin() + 1, std::to_string(step.value("life", size_t{1})));
     }
@@ -159,12 +159,17 @@ Status RunList(const ListFlags& options) {
   const bool some = !held.steps.empty() || !held.waiting.empty();
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> records,
                         Published(*store, options.run, some));
-  const std::vector<SourceReport> states = LookAtAll(*store, records);
+  std::vector<SourceReport> states = LookAtAll(*store, records);
   const std::map<std::string, size_t> lives = LivesOf(records, held);
   CKPT_ASSIGN_OR_RETURN(auto tags, TagsOf(*store, records));
   Json steps = Json::array();
   for (size_t i = 0; i < records.size(); ++i) {
     const std::string name = StrCat(records[i].run, "/", records[i].id);
+    // A daemon compares the bytes of what was touched.
+    const auto stale = held.stale.find(name);
+    if (stale != held.stale.end() && states[i].state != SourceState::kMissing) {
+      states[i] = {SourceState::kStale, stale->second};
+    }
     steps.push_back(RecordJson(records[i]));
     steps.back()["life"] = lives.at(name);
     steps.back()["tags"] = tags[name];

@@ -45,13 +45,19 @@ Result<MountPath> TakeApart(const std::string& path) {
     return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not in a mount of ckptfs")}.Needing(
         "give a layout, or a path below a mount point"));
   }
-  MountPath taken{found->mountpoint, found->source, {}};
-  for (size_t begin = found->mountpoint.size() + 1; begin < absolute.size();) {
-    const size_t end = std::min(absolute.find('/', begin), absolute.size());
-    if (end > begin) taken.parts.push_back(absolute.substr(begin, end - begin));
+  const size_t below = std::min(found->mountpoint.size(), absolute.size());
+  return MountPath{found->mountpoint, found->source,
+                   SplitPath(std::string_view(absolute).substr(below))};
+}
+
+std::vector<std::string> SplitPath(std::string_view path) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    if (end > begin) parts.emplace_back(path.substr(begin, end - begin));
     begin = end + 1;
   }
-  return taken;
+  return parts;
 }
 
 }  // namespace ckptfs

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
@@ -29,6 +30,9 @@ struct MountPath {
 // refused).  kNotFound if it is in no mount of ckptfs.
 // BLOCKS: on looking at the path.
 Result<MountPath> TakeApart(const std::string& path);
+
+// The parts of "a/b"; "//" is one slash.
+std::vector<std::string> SplitPath(std::string_view path);
 
 // "a/b" of the parts from `first` on.
 std::string JoinedPath(const std::vector<std::string>& parts, size_t first);

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
 #include "mount/control/step_json.h"
 #include "mount/printable.h"
 
@@ -20,7 +21,10 @@ struct ResolveFlags {
 
 Status RunResolve(const ResolveFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
-  CKPT_ASSIGN_OR_RETURN(const StepRecord record, store->Resolve(options.run, options.id));
+  // Shells complete a directory of the name with a slash.
+  const std::string run = options.run.substr(0, options.run.find_last_not_of('/') + 1);
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, store->Resolve(run, options.id));
+  WarnIfGone(*store, record);
   if (options.json) {
     PrintJson(RecordJson(record));
   } else {

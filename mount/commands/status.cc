@@ -15,8 +15,12 @@
 
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
+#include "mount/commands/mount_path.h"
+#include "mount/commands/step_access.h"
+#include "mount/commands/step_readers_text.h"
 #include "mount/commands/top_view.h"
 #include "mount/control/daemon_record.h"
 #include "mount/control/step_json.h"
@@ -310,6 +314,19 @@ std::string MetricsOf(const LiveScope& scope, const std::vector<LiveMount>& aliv
   return MetricsText(sources);
 }
 
+// Adds who sees the step that /view shows.  BLOCKS: on looking at each of its files.
+void AddReaders(const LiveMount& mount, Json& status) {
+  if (!status.is_object() || !status.contains("view") || !status["view"].is_string()) return;
+  const std::string view = BytesOfUtf8(status["view"].get<std::string>());
+  const std::string name = MountPath{mount.mountpoint, mount.store, SplitPath(view)}.Step();
+  const auto step = LoadSubject(name, mount.store, {});
+  if (!step) return;
+  const auto blobs = BlobReader::Create((*step)->model, ReaderOptions());
+  const ReadersText readers = DescribeReaders(**step, *blobs);
+  status["view_seen_by"] = readers.who;
+  if (!readers.kept_out.empty()) status["view_kept_out_by"] = readers.kept_out;
+}
+
 Status RunStatus(const StatusFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options.live));
   const std::vector<DaemonFacts> records = FindDaemonRecords(scope.store);
@@ -322,6 +339,7 @@ Status RunStatus(const StatusFlags& options) {
   Json all = Json::array();
   for (const LiveMount& mount : alive) {
     CKPT_ASSIGN_OR_RETURN(Json json, AliveJson(mount, records));
+    if (options.verbose) AddReaders(mount, json["status"]);
     all.push_back(std::move(json));
   }
   for (Json& dead : DeadMounts(scope.store, scope.mountpoint, alive, records)) {
@@ -346,7 +364,8 @@ void AddStatusCommand(CommandSet& commands) {
                                   "Show whether mounts are alive, and what they have "
                                   "served");
   AddLiveOptions(command, options->live);
-  command.Add("--verbose", options->verbose, "Every counter, and how recent files were served");
+  command.Add("--verbose", options->verbose,
+              "Every counter, how recent files were served, and who sees the step of /view");
   AddJsonOption(command, options->json);
   command.Add("--metrics", options->metrics, "Print numbers in the text format of Prometheus")
       .Excludes("--json");

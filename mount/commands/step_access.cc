@@ -9,13 +9,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/mount_path.h"
 #include "mount/control/control_client.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -56,6 +61,13 @@ Status CheckPath(const std::string& subject) {
   return Fail(std::move(error).Needing("a step is written RUN/ID, as `ckptfs list` shows it"));
 }
 
+std::string CheckModelDirectory(const std::string& directory) {
+  struct stat info {};
+  if (::stat(directory.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return "";
+  const std::string parent = std::filesystem::path(directory).parent_path().string();
+  return StrCat(directory, " is a file; give its directory, ", parent.empty() ? "." : parent);
+}
+
 // RUN/latest is a step also where a DeepSpeed run lies in this directory, whose pointer
 // file has that path and is not a checkpoint.
 bool IsPath(const std::string& subject) {
@@ -80,7 +92,8 @@ void AddModelFilesOption(Command& command, std::string& directory) {
   command
       .Add("--hf-config", directory,
            "config.json (sizes, huggingface/) and tokenizers for steps without their own")
-      .Value("DIR");
+      .Value("DIR")
+      .Check(CheckModelDirectory);
 }
 
 Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory) {
@@ -203,14 +216,47 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
       "name the directory of the step that is meant, such as ", loaded.step->record.source)));
 }
 
+std::optional<std::string> StepOfMounts(const std::string& store) {
+  std::optional<std::string> shown;
+  for (const LiveMount& mount : FindLiveMounts(store)) {
+    const auto text = AskDaemon(mount, "status", {}, kGreeting);
+    if (!text) continue;
+    const auto status = nlohmann::json::parse(*text, nullptr, false);
+    if (!status.is_object() || !status.contains("view") || !status["view"].is_string()) continue;
+    const std::string view = BytesOfUtf8(status["view"].get<std::string>());
+    const std::string step = MountPath{mount.mountpoint, mount.store, SplitPath(view)}.Step();
+    if (step.empty() || (shown && *shown != step)) return std::nullopt;
+    shown = step;
+  }
+  return shown;
+}
+
 Result<std::string> OnlyStep(const std::string& given, const std::string& store_path) {
   if (!given.empty()) return given;
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(store_path, false));
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
   if (runs.size() == 1) return StrCat(runs[0], "/latest");
-  return Fail(RefuseUsage(runs.empty() ? "the store is empty; give --step a checkpoint's path"
-                                       : "the store has several runs: give --step RUN/ID")
+  if (const auto shown = StepOfMounts(store->directory())) return *shown;
+  return Fail(RefuseUsage(runs.empty()
+                              ? "the store is empty; give --step a checkpoint's path"
+                              : "the store has several runs, and no mount shows one of their "
+                                "steps: give --step RUN/ID")
                   .error());
+}
+
+void WarnIfGone(Store& store, const StepRecord& record) {
+  const auto step = store.Load(record);
+  if (!step) return;
+  for (const std::string& root : (*step)->model.roots) {
+    struct stat info {};
+    if (!root.starts_with('/') || ::stat(root.c_str(), &info) == 0 || errno != ENOENT) continue;
+    fmt::print(stderr,
+               "ckptfs: {}/{}: {} is gone, and reads of the step fail; `ckptfs list {}` shows "
+               "which steps are whole\n",
+               Printable(record.run), Printable(record.id), Printable(root),
+               Printable(ShellWord(record.run)));
+    return;
+  }
 }
 
 std::function<void(const JobProgress&)> ProgressBar(const std::string& what) {

@@ -66,8 +66,12 @@ struct LoadedSubject {
 Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::string& store,
                                     const IngestRequest& request);
 
-// `given`, or if that is empty the latest step of the store's only run.
+// `given`, or if that is empty the latest step of the store's only run, or of several the step
+// that its mounts show.
 Result<std::string> OnlyStep(const std::string& given, const std::string& store);
+
+// Says on standard error that a directory of the step is no longer there.
+void WarnIfGone(Store& store, const StepRecord& record);
 
 // A bar on stderr if that is a terminal, else nothing.
 std::function<void(const JobProgress&)> ProgressBar(const std::string& what);

@@ -68,6 +68,7 @@ Status RunSwitch(const SwitchFlags& options) {
   for (const LiveMount& mount : mounts) {
     CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(mount.store, false));
     CKPT_ASSIGN_OR_RETURN(StepRecord record, ResolveStep(*store, options.step));
+    WarnIfGone(*store, record);
     moves.push_back({mount, std::move(record)});
   }
   nlohmann::json all = nlohmann::json::array();

@@ -254,6 +254,63 @@ def test_explain_wants_a_step_where_there_are_several_runs(ckptfs, source):
     assert code == 2 and '--step' in said
 
 
+def test_explain_of_several_runs_is_of_what_a_mount_shows(ckptfs, source, tmp_path):
+    other = shutil.copytree(source, tmp_path / 'run8')
+    ckptfs.adopt(other, 'run8')
+    ckptfs.mount(adopt=[source])
+    for words in ['tp2', 'rank0/model.pt'], ['tp2/rank0/model.pt']:
+        told = ckptfs.run('explain', *words, '--store', ckptfs.store).stdout
+        assert f'{source}/' in told and f'{other}/' not in told
+    second = ckptfs.mount('--run', 'run8')
+    code, error = rc(ckptfs, 'explain', 'tp2', '--store', ckptfs.store)
+    assert code == 2 and 'no mount shows one of their steps' in error
+    ckptfs.umount(second)
+
+
+def test_a_step_whose_directory_is_gone_is_told(ckptfs, source):
+    ckptfs.mount(adopt=[source])
+    found = ckptfs.run('resolve', 'run7/', '--store', ckptfs.store)
+    assert (found.stdout, found.stderr) == ('global_step3\n', '')
+    shutil.rmtree(source)
+    for words in ['resolve', 'run7'], ['switch', 'run7/latest']:
+        code, error = rc(ckptfs, *words, '--store', ckptfs.store)
+        assert code == 0 and f'run7/global_step3: {source}' in error and 'is gone' in error
+
+
+def test_list_knows_what_a_daemon_compared(ckptfs, source):
+    """A changed byte between the samples is found by the one who reads it."""
+    mount = ckptfs.mount('--mode', 'stream', adopt=[source])
+    name = max((f for f in source.rglob('*.pt')), key=os.path.getsize)
+    with open(name, 'r+b') as f:
+        f.seek(os.path.getsize(name) // 2 + 1000)
+        byte = f.read(1)
+        f.seek(-1, 1)
+        f.write(bytes([byte[0] ^ 1]))
+    failed = 0
+    for folder, _, files in os.walk(f'{mount}/view/tp1'):
+        for file in files:
+            try:
+                with open(f'{folder}/{file}', 'rb') as f:
+                    f.read()
+            except OSError:
+                failed += 1
+    assert failed
+    state = json.loads(ckptfs.run('list', '--json', '--store', ckptfs.store).stdout)['steps'][0]
+    assert state['state'] == 'stale' and str(name) in state['reason']
+
+
+def test_a_converter_is_named_what_replaces_it(ckptfs):
+    for name in 'zero_to_fp32', 'convert':
+        code, error = rc(ckptfs, name)
+        assert code == 2 and '`ckptfs export`' in error and 'instead-of.md' in error
+
+
+def test_the_directory_of_a_config_is_asked_for(ckptfs, source):
+    (source / 'config.json').write_text('{}')
+    code, error = rc(ckptfs, 'info', str(source), '--hf-config', str(source / 'config.json'))
+    assert code == 2 and f'is a file; give its directory, {source}' in error
+
+
 def test_an_unknown_command_is_named(ckptfs):
     code, said = rc(ckptfs, 'adpot', '/x')
     assert code == 2 and 'adpot' in said and 'adopt?' in said

@@ -128,6 +128,15 @@ def test_info_says_who_sees_a_step_and_what_keeps_others_out(ckptfs, store, publ
     assert weights in line and '0640' in line and 'group' in line
 
 
+def test_status_says_who_sees_what_is_shown(ckptfs, store, public_run):
+    ckptfs.mount(adopt=[public_run])
+    told = ckptfs.run('status', '--verbose', *store).stdout
+    assert 'view_seen_by: all users' in told and 'view_kept_out_by' not in told
+    os.chmod(public_run, 0o700)
+    told = ckptfs.run('status', '--verbose', *store).stdout
+    assert 'view_seen_by: all users' not in told and f'view_kept_out_by: {public_run} (' in told
+
+
 def test_a_name_of_another_directory_is_asked_about_at_once(ckptfs, store, run, tmp_path):
     ckptfs.adopt(run)
     other = tmp_path / 'b' / 'run'
