@@ -99,11 +99,12 @@ Grade GradeOf(const ModelCandidate& candidate) {
 
 Score ScoreOf(const ModelCandidate& candidate) {
   Score out;
+  const bool average = IsAverageKey(candidate.key) || IsAverageState(candidate.tensors);
   // How many says nothing: a critic may be the larger one.  Nobody trains an average.
-  out.trained = candidate.trained > 0 && !IsAverageKey(candidate.key);
+  out.trained = candidate.trained > 0 && !average;
   if (candidate.made == Made::kDerived && candidate.trained == 0) return out;
   out.grade = GradeOf(candidate);
-  out.own = !IsAverageKey(candidate.key) && !HasPart(candidate.key, '.', [](std::string_view word) {
+  out.own = !average && !HasPart(candidate.key, '.', [](std::string_view word) {
     return word != "opt" && IsOptimizerWord(word);
   });
   out.word = candidate.made == Made::kDict && IsModelKey(candidate.key);
@@ -129,6 +130,7 @@ std::string Difference(const ModelCandidate& best, const Score& a, const ModelCa
   const std::string other = ModelKeyText(second.key);
   if (a.trained != b.trained) return StrCat("the optimizer's states name parameters of ", first);
   if (a.grade != b.grade) return StrCat(other, " does not look like a state_dict");
+  if (a.own != b.own && IsAverageState(second.tensors)) return StrCat(other, " is an average");
   if (a.own != b.own) return StrCat(other, " is by its name an average or an optimizer's");
   return StrCat(first, " has a model's name, ", other, " does not");
 }
@@ -190,6 +192,16 @@ bool IsAverageKey(std::string_view key) {
   return HasPart(lower, '.', [](std::string_view word) {
     return HasPart(word, '_', [](std::string_view part) { return Contains(kAverageWords, part); });
   });
+}
+
+bool IsAverageState(std::span<const ModelCandidate::Tensor> tensors) {
+  size_t inside = 0;
+  size_t counters = 0;
+  for (const auto& [name, dtype, shape] : tensors) {
+    inside += name.starts_with("module.");
+    counters += (name == "n_averaged" || name == "steps") && shape.empty() && dtype == DType::kI64;
+  }
+  return counters == 1 && inside > 0 && inside + 1 == tensors.size();
 }
 
 bool IsOptimizerWord(std::string_view word) {

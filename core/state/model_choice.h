@@ -91,6 +91,10 @@ bool IsModelKey(std::string_view key);
 // A part of the key is a word for an average of weights or a copy that no optimizer trains.
 bool IsAverageKey(std::string_view key);
 
+// True for the names that an average of a module's weights has: torch's AveragedModel keeps
+// `n_averaged` beside "module.", mmengine's `steps`.
+bool IsAverageState(std::span<const ModelCandidate::Tensor> tensors);
+
 // "optim", "optimizer_0", "optim_muon", "opt": a word for an optimizer.
 bool IsOptimizerWord(std::string_view word);
 

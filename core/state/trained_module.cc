@@ -117,7 +117,7 @@ TrainableModule TrainableModuleOf(const ModelCandidate& candidate) {
   std::set<std::string_view> names;
   for (const auto& tensor : candidate.tensors) names.insert(tensor.name);
   const auto has = [&](std::string_view name) { return names.contains(name); };
-  TrainableModule module{candidate.key, {}};
+  TrainableModule module{candidate.key, {}, IsAverageState(candidate.tensors)};
   for (const auto& [name, dtype, shape] : candidate.tensors) {
     if (!LooksLikeBuffer(name, dtype, shape, has)) module.parameters.push_back({name, shape});
   }
@@ -135,29 +135,32 @@ bool AreTwins(const TrainableModule& a, const TrainableModule& b) {
 }
 
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other) {
-  return !IsAverageKey(other.key) && !(IsCopyKey(other.key) && AreTwins(model, other));
+  const bool average = other.average || IsAverageKey(other.key);
+  return !average && !(IsCopyKey(other.key) && AreTwins(model, other));
+}
+
+bool IsCalledAs(std::string_view optimizer, std::string_view other, std::string_view model) {
+  return SharedWords(optimizer, other) > SharedWords(optimizer, model);
 }
 
 OptimizerOwner OwnerOf(const OptimizerOfState& optimizer, const TrainableModule& model,
                        std::span<const TrainableModule> others) {
   const Fit own = FitOf(optimizer.members, model);
   for (const TrainableModule& other : others) {
-    if (!MayBeTrained(model, other)) continue;
+    const bool called = IsCalledAs(optimizer.key, other.key, model.key);
+    if (!called && !MayBeTrained(model, other)) continue;
     const Fit fit = FitOf(optimizer.members, other);
     // A few names that other modules have, too ("conv1.weight"), tell nothing.
     const bool few = 2 * fit.members < optimizer.members.size();
     if (fit.members == 0 || few || fit < own) continue;
-    const size_t with_model = SharedWords(optimizer.key, model.key);
-    const size_t with_other = SharedWords(optimizer.key, other.key);
-    if (fit > own || with_model < with_other) {
+    if (fit > own || called) {
       return {TrainedModule::kAnother, StrCat("it is the optimizer of ", Quoted(other.key))};
     }
     const bool served = std::ranges::any_of(optimizer.beside, [&](std::string_view key) {
-      return SharedWords(key, other.key) > SharedWords(key, model.key);
+      return IsCalledAs(key, other.key, model.key);
     });
     const bool plain = WordsOf(optimizer.key).empty();
-    const bool pair = plain && WordsOf(model.key).empty() && AreTwins(model, other);
-    if (with_model == with_other && !pair && !(served && plain)) {
+    if (!IsCalledAs(optimizer.key, model.key, other.key) && !(served && plain)) {
       return {TrainedModule::kUnknown,
               StrCat("it may as well be the optimizer of ", Quoted(other.key))};
     }

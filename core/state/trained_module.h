@@ -9,11 +9,10 @@
 //   keys    the module whose key and the optimizer's have a word together that the others' keys
 //           lack ("critic", "critic_optim"; "generator", "optim_g"; "actor.model", "actor.optim");
 //           the model, if the optimizer's key has no word of its own, and another optimizer's has
-//           one of the other module's, or the other has the model's shapes and neither key says
-//           whose it is ("model", "optim")
+//           one of the other module's
 //
-// Otherwise nobody knows.  An average (IsAverageKey) and a copy of the model ("best_model",
-// "old_policy") train nothing.
+// Otherwise nobody knows.  An average (IsAverageKey, IsAverageState) and a copy of the model
+// ("best_model", "old_policy") train nothing, unless the optimizer's key has their word.
 //
 // Thread safety: pure functions.
 // Lifetime: the spans must outlive the call.
@@ -35,6 +34,7 @@ namespace ckptfs {
 struct TrainableModule {
   std::string key;  // where it stands in the state: "critic", "actor.model"
   std::vector<OwnableParameter> parameters;
+  bool average = false;  // IsAverageState
 };
 
 // The tensors of a dict but for buffers.
@@ -60,6 +60,10 @@ bool AreTwins(const TrainableModule& a, const TrainableModule& b);
 
 // True if an optimizer may train the other module besides the model.
 bool MayBeTrained(const TrainableModule& model, const TrainableModule& other);
+
+// True if an optimizer's key has more words of another module's key than of the model's:
+// "optimizer_target" of "target".
+bool IsCalledAs(std::string_view optimizer, std::string_view other, std::string_view model);
 
 // The module that an optimizer trains, as far as members and keys tell.
 enum class TrainedModule : uint8_t {

@@ -33,7 +33,8 @@ struct Reason {
 };
 
 // Why an optimizer in the file of the weights does not train them.
-std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
+std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights,
+                                 std::string_view optimizer) {
   std::set<std::string_view> averages;
   bool trained = false;
   for (const AveragedModel& row : kAveragedModels) {
@@ -53,6 +54,8 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
                   ""};
   }
   for (const std::string& twin : weights.twins) {
+    const bool called = IsCalledAs(optimizer, twin, weights.model);
+    if (called) return Reason{StrCat("it is the optimizer of '", twin, "'"), ""};
     if (IsAverageKey(twin) || IsCopyKey(twin) || averages.contains(twin)) continue;
     return Reason{StrCat("'", twin, "' has the names and shapes of ", ModelKeyText(weights.model),
                          ", and nothing tells which of the two the optimizer trains"),
@@ -96,8 +99,8 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
                         ""});
     return out;
   }
-  const auto why = weights == nullptr ? std::nullopt : WhyNotOurs(root, *weights);
   for (const TorchState::Part& part : found) {
+    const auto why = weights == nullptr ? std::nullopt : WhyNotOurs(root, *weights, part.key);
     const std::string what = part.key.empty() ? whole : StrCat("'", part.key, "'");
     if (found.size() > 1) {
       leave_out(

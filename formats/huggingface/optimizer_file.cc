@@ -29,6 +29,8 @@ std::string OptimizerFileAmong(const std::vector<std::string>& names) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
   if (std::ranges::any_of(kSecond, has)) return "";
+  // With both, one is of an earlier save, and which one a Trainer loads is its configuration's.
+  if (std::ranges::all_of(kNames, has)) return "";
   const auto name = std::ranges::find_if(kNames, has);
   return name == kNames.end() ? "" : std::string(*name);
 }

@@ -74,7 +74,7 @@ class TorchState {
   void Walk(PickleRef value, const std::string& path, int depth);
   void WalkDict(PickleRef dict, const std::string& path, int depth);
   void AddCandidate(ModelCandidate candidate, Found found);
-  void AddFlat(const std::string& path, const Found& all);
+  void AddFlat(const ModelCandidate& whole, const Found& all);
   void AddUnions();
   void CountTrained();
   struct Search;

@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
+#include "core/state/model_choice.h"
 #include "core/state/roles.h"
 #include "core/state/state_fit.h"
 #include "core/state/trained_module.h"
@@ -23,6 +24,10 @@ namespace {
 constexpr std::string_view kAlone =
     "save it with names (get_optimizer_state_dict); `--weights-only` takes the weights alone, "
     "without this message";
+
+constexpr std::string_view kAverage =
+    "`--model KEY` takes what was trained, where the file has it; `--weights-only` takes the "
+    "weights alone, without this message";
 
 constexpr std::string_view kOther =
     "`--model KEY` takes another module; `--parameter-order` says which parameters it trains; "
@@ -43,8 +48,17 @@ class Owners {
     size_t numbered = 0;
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) numbered += HasNumbers(o);
     // The user's word says whose an optimizer is.
-    const bool alone = dict_.modules.empty() || !options_.parameter_order.empty();
+    const bool told = !options_.parameter_order.empty();
+    const bool alone = dict_.modules.empty() || told;
+    const bool average = !told && !dict_.optimizers.empty() && IsAverage();
     for (size_t o = 0; o < dict_.optimizers.size(); ++o) {
+      if (average) {
+        out_.of_others.insert(o);
+        LeaveOutAll(LeftOutPart::kOptimizer, o,
+                    "the model is an average of weights, which an optimizer does not train",
+                    kAverage);
+        continue;
+      }
       if (alone && AreAllNames(o)) continue;
       const std::vector<size_t> places = Trainable(o);
       const TrainableModule model = ModelOf(places);
@@ -72,6 +86,14 @@ class Owners {
   }
 
  private:
+  bool IsAverage() const {
+    std::vector<ModelCandidate::Tensor> tensors;
+    for (const StateDict::Tensor& one : dict_.tensors) {
+      tensors.push_back({one.name, one.dtype, one.shape});
+    }
+    return IsAverageState(tensors);
+  }
+
   // The model with the parameters at `places` of its tensors.
   TrainableModule ModelOf(const std::vector<size_t>& places) const {
     TrainableModule model{dict_.model, {}};

@@ -57,6 +57,8 @@ TORCH = {
             moments(SMALL, OF['small']), (), ''),
     'best': ({'model': EVEN.state_dict(), 'best_model': TWIN.state_dict(), 'optimizer': OF_NAMES['even'].state_dict()}, EVEN,
              moments(EVEN, OF_NAMES['even']), (), ''),
+    'called_as_an_average': ({'source': EVEN.state_dict(), 'target': TWIN.state_dict(), 'optimizer_target': OF['twin'].state_dict()},
+                             EVEN, {}, (), "optimizer of 'target'"),
 }
 
 # name: ({key: (module, its optimizer's key and optimizer)}, the model's key, its moments, more words)
@@ -64,6 +66,8 @@ DCP = {
     'actor_critic': ({'model': (EVEN, 'optim', 'even'), 'critic': (OTHER, 'critic_optim', 'other')}, 'model', True, ()),
     'critic_alone': ({'model': (EVEN, None, None), 'critic': (OTHER, 'critic_optim', 'other')}, 'model', False, ()),
     'twin': ({'model': (EVEN, None, None), 'critic': (TWIN, 'critic_optim', 'twin')}, 'model', False, ()),
+    'student': ({'model': (EVEN, None, None), 'student': (TWIN, 'optimizer', 'twin')}, 'model', False, ()),
+    'called_as_an_average': ({'source': (EVEN, None, None), 'target': (TWIN, 'optimizer_target', 'twin')}, 'source', False, ()),
     'gan': ({'generator': (EVEN, 'optim_g', 'even'), 'discriminator': (OTHER, 'optim_d', 'other')}, 'generator', True,
             ('--model', 'generator')),
     'both_of_a_kind': ({'generator': (EVEN, 'optim_g', 'even'), 'discriminator': (TWIN, 'optim_d', 'twin')}, 'generator', True,
@@ -96,7 +100,7 @@ def test_an_optimizer_of_a_torch_file(ckptfs, tmp_path, form):
     torch.save(state, tmp_path / 'ckpt.pt')
     said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=words).stderr
     check(ckptfs, 'run', model, wanted)
-    assert says in said and ('the optimizer in ' in said) == bool(says), said
+    assert says in said and ('optimizer' in said) == bool(says), said
 
 
 @pytest.mark.parametrize('flat', [False, True])
@@ -118,6 +122,43 @@ def test_an_optimizer_of_a_dcp_directory(ckptfs, tmp_path, form, flat):
     model, _, optimizer = modules[key]
     check(ckptfs, 'run', model, moments(model, OF[optimizer]) if own else {})
     assert all(f"optimizer of '{place}'" in said for place in modules if place != key), said
+
+
+@pytest.mark.parametrize('form', ['named', 'numbered', 'dcp', 'dcp_named'])
+def test_an_average_under_an_ordinary_key(ckptfs, tmp_path, form):
+    """torch's AveragedModel and mmengine's keep a counter: no optimizer has trained what they hold."""
+    average = torch.optim.swa_utils.AveragedModel(EVEN)
+    average.update_parameters(EVEN)
+    counted = average.state_dict()
+    for name, state in {'torch': counted, 'mmengine': {'steps' if key == 'n_averaged' else key: value
+                                                       for key, value in counted.items()}}.items():
+        optimizer = OF_NAMES['even'] if 'named' in form else OF['even']
+        whole = {'model': state, 'optimizer': optimizer.state_dict(), 'epoch': 3}
+        path = tmp_path / f'{name}.pt'
+        if form.startswith('dcp'):
+            path = tmp_path / name / 'step-1'
+            dcp.save(whole, checkpoint_id=str(path), no_dist=True)
+        else:
+            torch.save(whole, path)
+        said = ckptfs.adopt(path, name).stderr
+        assert 'the model is an average of weights, which an optimizer does not train' in said
+        view = os.path.join(step_of(ckptfs.mount(), name), 'view', 'tp1', 'rank0')
+        assert not [key for key in load_file(os.path.join(view, 'optimizer.safetensors')) if key.startswith(('exp_avg', 'master'))]
+        weights = load_file(os.path.join(view, 'model.safetensors'))
+        assert all(torch.equal(weights[key], value) for key, value in state.items())
+
+
+@pytest.mark.parametrize('parts', [('encoder', 'optimizer'), ('policy', 'optim'), ('state', 'optimizer'), ('model', 'optimizers'),
+                                   ('optimizer', 'scheduler')], ids='-'.join)
+def test_a_module_whose_part_is_called_optimizer(ckptfs, tmp_path, parts):
+    state = dict(nn.ModuleDict({name: nn.Linear(4, 5) for name in parts}).state_dict())
+    for form, whole in {'bare': state, 'under_a_key': {'state_dict': state, 'epoch': 3}}.items():
+        torch.save(whole, tmp_path / f'{form}.pt')
+        said = ckptfs.adopt(tmp_path / f'{form}.pt', form).stderr
+        assert 'left out' not in said
+        view = os.path.join(step_of(ckptfs.mount(), form), 'view', 'tp1', 'rank0')
+        found = load_file(os.path.join(view, 'model.safetensors'))
+        assert sorted(found) == sorted(state) and all(torch.equal(found[key], value) for key, value in state.items())
 
 
 def test_two_modules_that_nothing_tells_apart(ckptfs, tmp_path):

@@ -163,6 +163,21 @@ TEST(ModelChoiceTest, AModuleOfVectorsIsToldByTorchsMark) {
       "<norm>");
 }
 
+TEST(ModelChoiceTest, AnAverageIsKnownByItsCounter) {
+  using Named = ModelCandidate::Tensor;
+  const Named weight{"module.0.weight", DType::kF32, {2, 2}};
+  for (const char* counter : {"n_averaged", "steps"}) {
+    EXPECT_TRUE(IsAverageState(std::vector<Named>{{counter, DType::kI64, {}}, weight}));
+    EXPECT_FALSE(IsAverageState(std::vector<Named>{{counter, DType::kI64, {}}}));
+    EXPECT_FALSE(IsAverageState(std::vector<Named>{{counter, DType::kF32, {}}, weight}));
+    EXPECT_FALSE(IsAverageState(std::vector<Named>{{counter, DType::kI64, {1}}, weight}));
+    EXPECT_FALSE(IsAverageState(
+        std::vector<Named>{{counter, DType::kI64, {}}, {"0.weight", DType::kF32, {2, 2}}}));
+  }
+  EXPECT_FALSE(IsAverageState(std::vector<Named>{weight}));
+  EXPECT_FALSE(IsAverageState({}));
+}
+
 TEST(ModelChoiceTest, KeysOfOptimizersAreKnown) {
   EXPECT_EQ(OptimizerPrefixOf("optim.state.a.weight.exp_avg"), "optim.");
   EXPECT_EQ(OptimizerPrefixOf("app.optimizers.muon.param_groups.0.lr"), "app.optimizers.muon.");

@@ -152,6 +152,7 @@ TEST(OptimizerFileTest, TheFileAmongOthers) {
   EXPECT_EQ(OptimizerFileAmong({"model.safetensors", "optimizer.pt"}), "optimizer.pt");
   EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "random_states_0.pkl"}), "optimizer.bin");
   EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "optimizer_1.bin"}), "");
+  EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "optimizer.pt"}), "");
   EXPECT_EQ(OptimizerFileAmong({"model.safetensors", "model_1.safetensors", "optimizer.bin"}), "");
   EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "pytorch_model.bin", "pytorch_model_1.bin"}), "");
   EXPECT_EQ(OptimizerFileAmong({"scheduler.pt"}), "");

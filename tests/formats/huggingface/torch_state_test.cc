@@ -162,6 +162,36 @@ TEST(TorchStateTest, AStateThatWasFlattenedIsSplitAtItsFirstWords) {
   EXPECT_THAT(Chosen(modules), HasSubstr("'model', 'lm_head'"));
 }
 
+TEST(TorchStateTest, AnOptimizersWordAloneFlattensNothing) {
+  const MakeState part = [](Maker& m) {
+    return m.Dict({{"encoder.weight", m.Tensor({8, 4})},
+                   {"optimizer.weight", m.Tensor({8, 4})},
+                   {"optimizer.bias", m.Tensor({8})}});
+  };
+  EXPECT_EQ(Chosen(part), "<> encoder.weight optimizer.weight optimizer.bias");
+  const MakeState list = [](Maker& m) {
+    return m.Dict({{"encoder.weight", m.Tensor({8, 4})},
+                   {"optimizers.0.weight", m.Tensor({8, 4})},
+                   {"optimizers.0.bias", m.Tensor({8})}});
+  };
+  EXPECT_EQ(Chosen(list), "<> encoder.weight optimizers.0.weight optimizers.0.bias");
+  const MakeState named = [](Maker& m) {
+    return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
+                   {"model.0.bias", m.Tensor({8})},
+                   {"optim.exp_avg.0.weight", m.Tensor({8, 4})},
+                   {"optim.step", m.Tensor({})}});
+  };
+  EXPECT_EQ(Chosen(named), "<model> 0.weight 0.bias");
+  const MakeState numbered = [](Maker& m) {
+    return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
+                   {"model.0.bias", m.Tensor({8})},
+                   {"optim.0.exp_avg", m.Tensor({8, 4})},
+                   {"optim.0.exp_avg_sq", m.Tensor({8, 4})},
+                   {"optim.0.step", m.Tensor({})}});
+  };
+  EXPECT_EQ(Chosen(numbered), "<model> 0.weight 0.bias");
+}
+
 TEST(TorchStateTest, AUnionIsTakenForWhoAsksAndForAnOptimizersNames) {
   const auto parts = [](const std::vector<std::string>& names) -> MakeState {
     return [=](Maker& m) {
