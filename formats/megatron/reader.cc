@@ -284,7 +284,8 @@ void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& c
 
 // The parameters of each group, where Megatron's rule leaves one way.
 std::optional<std::vector<std::vector<size_t>>> MembersOf(
-    const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors) {
+    const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors,
+    bool norms_decay) {
   const bool apart = std::ranges::any_of(groups, &CommonGroup::experts);
   std::vector<std::vector<size_t>> members(groups.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -293,7 +294,8 @@ std::optional<std::vector<std::vector<size_t>>> MembersOf(
     for (size_t g = 0; g < groups.size(); ++g) {
       if (groups[g].experts != experts) continue;
       all.push_back(g);
-      if (groups[g].decays == Decays(tensors[i].name, tensors[i].shape)) fit.push_back(g);
+      const bool decays = Decays(tensors[i].name, tensors[i].shape, norms_decay);
+      if (groups[g].decays == decays) fit.push_back(g);
     }
     if (all.size() == 1) fit = all;  // it must be in one
     if (fit.size() != 1) return std::nullopt;
@@ -320,7 +322,9 @@ Status Reader::AddGroups(const CommonState& common) {
     tensors.push_back({dict_.tensors[i].name, dict_.tensors[i].dtype, dict_.tensors[i].shape, {}});
     numbers.push_back(i);
   }
-  auto members = MembersOf(groups, tensors);
+  const FamilyVariables arguments = common.Arguments();
+  const auto norms = arguments.find(std::string(kDecayOfNorms));
+  auto members = MembersOf(groups, tensors, norms != arguments.end() && norms->second != 0);
   if (!members) {
     LeaveOut(assembler_.header(),
              {LeftOutPart::kOptimizer, "the hyper-parameters of the optimizer's groups",
@@ -329,6 +333,11 @@ Status Reader::AddGroups(const CommonState& common) {
               ""});
     AddSteps(common, groups, {});
     return {};
+  }
+  if (std::ranges::count_if(*members, [](const auto& group) { return !group.empty(); }) > 1) {
+    assembler_.header().notes.push_back(
+        "the optimizer's groups have the parameters that Megatron's own rule gives them (weight "
+        "decay for all but biases and vectors): the save does not say which each has");
   }
   for (auto& group : *members) {
     for (size_t& i : group) i = numbers[i];

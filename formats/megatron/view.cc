@@ -92,6 +92,22 @@ class Composer {
   std::string folder_;
 };
 
+// A parameter that keeps its name is one that no rule knows: Megatron's model would be built
+// without it, and be another.
+Status CheckAllRenamed(const StepModel& source, const StepModel& named) {
+  if (&source == &named) return {};
+  for (const Parameter& parameter : named.parameters) {
+    if (parameter.role == Role::kBuffer || parameter.role == Role::kBeside ||
+        !source.FindParameter(parameter.name))
+      continue;
+    return Fail(Error{ErrorCode::kUnsupported,
+                      "Megatron's model does not have this parameter, as "
+                      "far as the table of its names tells"}
+                    .OfParameter(parameter.name));
+  }
+  return {};
+}
+
 Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownState> shown) {
   if (IsOfMegatron(shown->step())) {
     for (const Parameter& parameter : shown->step().parameters) {
@@ -106,9 +122,13 @@ Result<Named> NamedAs(Translations& translations, std::shared_ptr<const ShownSta
   }
   const Layout& layout = shown->layout();
   auto all = translations.To(shown->shared_step(), Dialect::kMcore);
-  if (all) return Named{ShownState::Of(*std::move(all), layout), std::nullopt};
+  if (all) {
+    CKPT_RETURN_IF_ERROR(CheckAllRenamed(shown->step(), **all));
+    return Named{ShownState::Of(*std::move(all), layout), std::nullopt};
+  }
   auto weights = translations.To(shown->shared_step(), Dialect::kMcore, Carried::kWeights);
   if (!weights) return Fail(std::move(weights).error().WithContext("names of megatron-core"));
+  CKPT_RETURN_IF_ERROR(CheckAllRenamed(shown->step(), **weights));
   return Named{ShownState::Of(*std::move(weights), layout), std::move(all).error()};
 }
 

@@ -260,3 +260,16 @@ def test_a_given_config_settles_the_rules_of_the_family(llama, ckptfs):
 
 if __name__ == '__main__':
     sys.exit(pytest.main([__file__, *sys.argv[1:]]))
+
+
+@pytest.mark.parametrize('name', ['attention_bias', 'mlp_bias', 'classifier'])
+def test_parameters_that_megatrons_model_lacks_are_named(ckptfs, tmp_path, name):
+    """A job of Megatron's would load the rest, and compute another model."""
+    import transformers
+    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=2, **({} if name == 'classifier' else {name: True}))
+    kind = transformers.LlamaForSequenceClassification if name == 'classifier' else transformers.LlamaForCausalLM
+    kind(config).save_pretrained(tmp_path / 'model')
+    said = json.loads(ckptfs.run('explain', 'tp1', '--step', tmp_path / 'model', '--json').stdout)['formats']['megatron']
+    lacking = {'attention_bias': 'self_attn', 'mlp_bias': 'mlp', 'classifier': 'score.weight'}[name]
+    assert "Megatron's model does not have this parameter" in said and lacking in said, said

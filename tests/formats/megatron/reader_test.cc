@@ -194,6 +194,17 @@ TEST_F(MegatronReaderTest, StacksAreLayersWithStatesGroupsAndSizes) {
   }
 }
 
+TEST_F(MegatronReaderTest, NormsOfQueriesDecayWhereTheArgumentsSaySo) {
+  Stack("decoder.layers.self_attention.q_layernorm.weight", {2, 2}, true);
+  args_["apply_wd_to_qk_layernorm"] = true;
+  const auto step = Read();
+  ASSERT_TRUE(step.has_value()) << step.error().message;
+  ASSERT_EQ(step->groups.size(), 2u);
+  const auto norm = step->FindParameter("decoder.layers.1.self_attention.q_layernorm.weight");
+  EXPECT_THAT(step->groups[0].parameters, testing::Contains(*norm));
+  EXPECT_THAT(step->notes, testing::Contains(HasSubstr("Megatron's own rule")));
+}
+
 TEST_F(MegatronReaderTest, MetadataOfCoresUpTo15IsOfAClassOfTheirOwn) {
   made_.module = "megatron.core.dist_checkpointing.strategies.torch";
   made_.name = "MCoreMetadata";
