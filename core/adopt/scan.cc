@@ -301,12 +301,22 @@ Result<std::vector<Place>> PlacesIn(const Place& place) {
                   .Needing("name the runs themselves"));
 }
 
+// A file of tensors in a directory, by its name; nothing if it has none.
+std::optional<std::string> SavedFileIn(const Place& place, const ToolNames& names) {
+  const auto entries = place.root->List(place.directory);
+  for (const RootEntry& entry : entries ? *entries : std::vector<RootEntry>()) {
+    if (entry.kind == EntryKind::kFile && names.IsSaved(entry.name)) return entry.name;
+  }
+  return std::nullopt;
+}
+
 // The runs in the directories of one that holds none itself.
 Status LookBelow(const Place& place, Sources sources, const ToolHints& hints, ScanResult& scan) {
   CKPT_ASSIGN_OR_RETURN(const bool own, LookInStepsFolders(place, sources, hints, scan));
   if (own) return {};
   CKPT_ASSIGN_OR_RETURN(const std::vector<Place> places, PlacesIn(place));
   std::vector<std::string> runs;
+  std::vector<std::string> others;
   for (const Place& inner : places) {
     auto any = LookAt(inner, sources, hints, scan);
     if (any && !*any) any = LookInStepsFolders(inner, sources, hints, scan);
@@ -315,11 +325,19 @@ Status LookBelow(const Place& place, Sources sources, const ToolHints& hints, Sc
       continue;
     }
     if (!any && !IsOutOfReach(any.error())) return Fail(std::move(any).error());
-    if (any && *any) runs.push_back(LastComponent(inner.directory));
+    if (any && *any) {
+      runs.push_back(LastComponent(inner.directory));
+    } else if (const auto file = SavedFileIn(inner, hints.names)) {
+      others.push_back(StrCat(LastComponent(inner.directory), " (", *file, ")"));
+    }
   }
   if (runs.empty()) return {};
   scan.said.push_back(StrCat(
       place.Path(), ": no step of its own; one level below: ", Counted(runs, "run", "runs")));
+  if (others.empty()) return {};
+  scan.said.push_back(StrCat(place.Path(), ": not taken, since no step is recognised there: ",
+                             Counted(others, "directory", "directories"),
+                             "; a file of weights is adopted by its own path"));
   return {};
 }
 

@@ -111,8 +111,13 @@ def test_runs_one_level_below_are_found_and_said(ckptfs, source, tmp_path):
     runs.mkdir()
     for name in 'a', 'b':
         shutil.copytree(source, runs / name)
+    for name, file in ('unet', 'diffusion_pytorch_model.safetensors'), ('logs', 'events.txt'):
+        (runs / name).mkdir()
+        (runs / name / file).write_bytes(b'')
     done = ckptfs.adopt(runs)
     assert done.stdout.split() == [f'a/{TAG}', f'b/{TAG}']
+    assert ('not taken, since no step is recognised there: 1 directory (unet (diffusion_pytorch_model.safetensors))'
+            in done.stderr)
     assert f'{runs}: no step of its own; one level below: 2 runs (a, b)' in done.stderr
     done = ckptfs.adopt(runs, 'mixed', check=False)
     assert done.returncode == REFUSED and 'adopt --name mixed' in done.stderr
