@@ -20,6 +20,7 @@
 namespace ckptfs {
 namespace {
 
+constexpr std::string_view kLatest = "latest";
 // Directories in one place that are looked into for runs.
 constexpr size_t kMaxRuns = 4096;
 constexpr int kMaxHintLooks = 200;
@@ -255,6 +256,8 @@ Result<bool> LookAt(const Place& place, Sources sources, const ToolHints& hints,
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
                           source->Find(place.root, place.directory));
     for (StepCandidate& candidate : candidates) {
+      // A run's newest step has that name.
+      if (candidate.id == kLatest) candidate.id = StrCat(kLatest, "-1");
       here.steps.push_back(FoundStep{std::move(candidate), source.get()});
     }
   }

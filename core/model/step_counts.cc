@@ -2,6 +2,7 @@
 
 #include "core/model/step_counts.h"
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -12,7 +13,7 @@ namespace ckptfs {
 namespace {
 
 template <class T>
-double NumberIn(const std::string& bytes) {
+double NumberIn(std::string_view bytes) {
   T value{};
   std::memcpy(&value, bytes.data(), sizeof(T));
   return static_cast<double>(value);
@@ -25,16 +26,26 @@ std::string TextOf(double steps) {
 
 }  // namespace
 
-std::optional<double> NumberOf(const Atom& atom) {
-  const std::string& bytes = atom.source.inline_bytes;
-  if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
-  switch (atom.dtype) {
+std::optional<double> NumberOf(DType dtype, std::string_view bytes) {
+  if (bytes.size() != ByteWidth(dtype)) return std::nullopt;
+  switch (dtype) {
     case DType::kF32: return NumberIn<float>(bytes);
     case DType::kF64: return NumberIn<double>(bytes);
     case DType::kI64: return NumberIn<int64_t>(bytes);
     case DType::kI32: return NumberIn<int32_t>(bytes);
     default: return std::nullopt;
   }
+}
+
+std::optional<uint64_t> CountOf(DType dtype, std::string_view bytes) {
+  constexpr double kMost = 1e15;
+  const auto number = NumberOf(dtype, bytes);
+  const bool whole = number && *number >= 0 && *number < kMost && *number == std::floor(*number);
+  return whole ? std::optional(static_cast<uint64_t>(*number)) : std::nullopt;
+}
+
+std::optional<double> NumberOf(const Atom& atom) {
+  return NumberOf(atom.dtype, atom.source.inline_bytes);
 }
 
 std::optional<double> StepsOf(const StepModel& step, ParameterIndex parameter) {

@@ -7,13 +7,20 @@
 
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
+
+// The number that these bytes of one element are, little-endian; nothing for another dtype.
+std::optional<double> NumberOf(DType dtype, std::string_view bytes);
+// The same if it counts something: whole, not negative, below 10^15.
+std::optional<uint64_t> CountOf(DType dtype, std::string_view bytes);
 
 // The number that an atom in the manifest is; nothing if it is in a file, or none.
 std::optional<double> NumberOf(const Atom& atom);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "core/state/ownership.h"
 #include "core/tensor/cast.h"
 #include "formats/torch/stored_tensor.h"
@@ -22,9 +23,13 @@ namespace {
 constexpr size_t kMaxDepth = 64;
 
 // Keys under which training code keeps the number of its step.
-constexpr std::array<std::string_view, 6> kIterations = {
-    "train_state.step",         "step", "global_step", "iteration", "trainer.global_step",
-    "trainer_state.global_step"};
+constexpr std::array<std::string_view, 7> kIterations = {"train_state.step",
+                                                         "step",
+                                                         "global_step",
+                                                         "iteration",
+                                                         "trainer.global_step",
+                                                         "trainer_state.global_step",
+                                                         "state.timestamp.Timestamp.batch"};
 
 template <class T>
 T As(const std::string& bytes) {
@@ -269,12 +274,17 @@ Result<std::optional<NodeId>> ObjectReader::CopyObject(size_t object) {
                           StorageRecord{located.Stored().offset - tensor.storage_offset * width,
                                         tensor.storage_elements * width, blob});
   }
-  const auto number = root.Int();
-  if (number && *number > 0 && std::ranges::find(kIterations, key) != kIterations.end()) {
-    iteration_ = std::max(iteration_.value_or(0), static_cast<uint64_t>(*number));
-  }
+  CKPT_RETURN_IF_ERROR(TakeIteration(key, [&] { return ScalarOf(root, file); }));
   const auto rename = [&](const TensorNode& tensor) { return prefix + tensor.storage_key; };
   return std::optional(builder_.Copy(root, rename));
+}
+
+Status ObjectReader::TakeIteration(const std::string& key, const ReadScalar& read) {
+  if (std::ranges::find(kIterations, key) == kIterations.end()) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto value, read());
+  const auto count = value ? CountOf(value->dtype, value->bytes) : std::nullopt;
+  if (count && *count > 0) iteration_ = std::max(iteration_.value_or(0), *count);
+  return {};
 }
 
 Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
@@ -308,6 +318,10 @@ Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
     }
     atoms_.emplace(node.storage_key, *atom);
     return std::optional(builder_.Tensor(std::move(node)));
+  }
+  if (entry.shape.empty()) {
+    CKPT_RETURN_IF_ERROR(
+        TakeIteration(entry.name, [&] { return Scalar({.object = false, .index = tensor}); }));
   }
   const auto stored = state_.Whole(tensor);
   if (state_.HasCopies(tensor)) ++dropped_;

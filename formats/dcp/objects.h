@@ -88,6 +88,8 @@ class ObjectReader {
   Result<std::optional<StoredState::Object>> Open(size_t object);
   Result<std::optional<NodeId>> BuildValue(KeyedEntry entry);
   Result<std::optional<NodeId>> CopyObject(size_t object);
+  // Takes the step that the job counted, if the key is one for that.
+  Status TakeIteration(const std::string& key, const ReadScalar& read);
   Result<std::optional<NodeId>> AddTensor(size_t tensor);
 
   StoredState& state_;

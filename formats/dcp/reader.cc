@@ -450,10 +450,11 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                       StrCat("the key '", key, "'"), why, ""});
   }
   for (const TrainableModule& other : keys_.other_models) {
-    header.notes.push_back(StrCat("the model is ",
-                                  ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",
-                                  keys_.why_model, "); ", ModelKeyText(other.key),
-                                  " looks like a model, too: --model KEY takes it instead"));
+    LeaveOut(header, {LeftOutPart::kModel, StrCat(ModelKeyText(other.key), " as a model"),
+                      StrCat("a step has one model, and this one's is ",
+                             ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",
+                             keys_.why_model, "); dcp/ has it as it was saved"),
+                      "--model KEY takes it instead"});
   }
   if (dropped > 0) {
     header.notes.push_back(StrCat(dropped,

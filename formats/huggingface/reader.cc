@@ -9,6 +9,7 @@
 #include "core/base/device_error.h"
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "core/state/model_config.h"
 #include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
@@ -329,8 +330,9 @@ Status Reader::ReadOptimizer() {
   optimizer_file_ = std::make_unique<const TorchFile>(std::move(read_file));
   const TorchFile& file = *optimizer_file_;
   for (const std::string_view key : kCounters) {
-    const auto step = file.root().IsDict() ? file.root()[key].Int() : std::nullopt;
-    if (step && *step >= 0 && !iteration_) iteration_ = static_cast<uint64_t>(*step);
+    if (iteration_ || !file.root().IsDict() || !file.root()[key]) continue;
+    CKPT_ASSIGN_OR_RETURN(const auto step, ScalarOf(file.root()[key], file));
+    if (step) iteration_ = CountOf(step->dtype, step->bytes);
   }
   if (options_.weights_only) return {};
   OptimizerChoice choice =

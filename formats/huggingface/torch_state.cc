@@ -117,6 +117,37 @@ class OptimizerKeys {
   bool prefixes_ = false;
 };
 
+bool IsPlain(PickleRef value) {
+  return value.Number() || value.Bool() || value.String() || value.IsNone();
+}
+
+bool IsArray(const PickleNode& node) {
+  return IsGlobal(node, "numpy._core.multiarray", "_reconstruct") ||
+         IsGlobal(node, "numpy.core.multiarray", "_reconstruct");
+}
+
+// True if weights may stand in the value, in whatever form.
+bool MayHoldWeights(PickleRef value) {
+  using Kind = PickleNode::Kind;
+  return AnyNode(value, [](const PickleNode& node) {
+    const bool bytes = node.kind == Kind::kBytes || node.kind == Kind::kByteArray;
+    return node.kind == Kind::kTensor || IsArray(node) || (bytes && !node.text.empty());
+  });
+}
+
+// A state_dict whose tensors somebody made arrays.
+bool IsStateOfArrays(PickleRef value) {
+  if (!value.IsDict()) return false;
+  size_t dotted = 0;
+  size_t arrays = 0;
+  for (const auto& [key, inner] : value.Items()) {
+    const auto name = key.String();
+    dotted += name && name->find('.') != name->npos;
+    arrays += AnyNode(inner, IsArray);
+  }
+  return dotted > 0 && 2 * dotted > value.size() && 2 * arrays > value.size();
+}
+
 std::string Joined(const std::string& path, std::string_view key) {
   return path.empty() ? std::string(key) : StrCat(path, ".", key);
 }
@@ -329,7 +360,8 @@ Error TorchState::NoModel(const Error& why) const {
 struct TorchState::Search {
   std::string model;
   std::map<std::string, Kind, std::less<>> parts;
-  std::set<std::string> twins;  // of the very dict
+  std::set<std::string> twins;     // of the very dict
+  std::set<std::string> of_model;  // entries of the top that are the module's own
 
   bool Below(const std::string& key) const {
     const std::string prefix = key + ".";
@@ -344,6 +376,7 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
     const std::string key = Joined(path, word);
     const bool own =
         !search.model.empty() && (key == search.model || key.starts_with(search.model + "."));
+    if (search.of_model.contains(key)) return;
     if (own || search.twins.contains(key)) return;  // with the prefix: keys of a flattened state
     const auto part = search.parts.find(key);
     const bool open = part == search.parts.end() && (inner.IsDict() || inner.IsSequence());
@@ -377,6 +410,21 @@ std::vector<TrainableModule> TorchState::Modules() const {
   return modules;
 }
 
+// Something that is called the model and is not understood is not a reason to take another.
+Status TorchState::CheckNoOther(const Model& taken) const {
+  for (const Part& part : taken.beside) {
+    const bool value = part.kind == Kind::kValue && !IsPlain(part.value);
+    if (!value || !IsModelKey(part.key) || !MayHoldWeights(part.value)) continue;
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat(ModelKeyText(part.key),
+                             " has a model's name, but is not a dict of tensors by their names")}
+                    .Needing(StrCat("save it as a state_dict; `--model ",
+                                    taken.key.empty() ? "." : taken.key, "` takes the tensors of ",
+                                    ModelKeyText(taken.key))));
+  }
+  return {};
+}
+
 Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   const auto same = second_.find(std::string(asked));
   auto choice =
@@ -391,7 +439,7 @@ Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   out.key = chosen.key;
   out.tensors = found_[choice->index].tensors;
   out.why = choice->why;
-  Search search{chosen.key, {}, {}};
+  Search search{chosen.key, {}, {}, {}};
   const auto own = Sorted(chosen);
   for (const size_t other : choice->others) {
     search.parts.emplace(candidates_[other].key, Kind::kModel);
@@ -411,7 +459,24 @@ Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   for (const std::string& entry : found_[choice->index].left_out) {
     if (!chosen.key.empty() || entry.ends_with(kExtraState)) out.left_out.push_back(entry);
   }
+  if (chosen.key.empty()) {
+    for (const auto& [key, value] : root_.Items()) {
+      const auto name = key.String();
+      const bool odd_tensor = !name && IsTensor(value);
+      // torch's mark is on what a module returned: what a script put there is a number or a text.
+      const bool modules = chosen.marked && name && !IsTensor(value) && !IsPlain(value) &&
+                           !name->ends_with(kExtraState);
+      if (!odd_tensor && !modules) continue;
+      const std::string word = name ? std::string(*name) : std::to_string(key.Int().value_or(-1));
+      search.of_model.insert(word);
+      out.left_out.push_back(word);
+    }
+  }
   FindBeside(root_, "", search, out.beside);
+  if (asked.empty() && !IsModelKey(chosen.key)) CKPT_RETURN_IF_ERROR(CheckNoOther(out));
+  for (Part& part : out.beside) {
+    if (part.kind == Kind::kValue && IsStateOfArrays(part.value)) part.kind = Kind::kArrays;
+  }
   return out;
 }
 

@@ -34,7 +34,7 @@ namespace ckptfs::huggingface {
 class TorchState {
  public:
   // kOddKey: an entry whose key is neither a text nor a whole number.
-  enum class Kind : uint8_t { kValue, kOptimizer, kModel, kModule, kOddKey };
+  enum class Kind : uint8_t { kValue, kOptimizer, kModel, kModule, kArrays, kOddKey };
   // A value and its path, keys and indexes joined by dots.
   struct Part {
     std::string key;
@@ -76,6 +76,7 @@ class TorchState {
   void AddCandidate(ModelCandidate candidate, Found found);
   void AddFlat(const ModelCandidate& whole, const Found& all);
   void AddUnions();
+  Status CheckNoOther(const Model& taken) const;
   void CountTrained();
   struct Search;
   void FindBeside(PickleRef value, const std::string& path, const Search& search,

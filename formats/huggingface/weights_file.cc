@@ -169,6 +169,10 @@ void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex 
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
                               StrCat("it is a pickled module (", part.value.ClassName(), ")"), ""});
         break;
+      case TorchState::Kind::kArrays:
+        out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
+                              "it is a state_dict of arrays that are not tensors", ""});
+        break;
       case TorchState::Kind::kOddKey:
         out.beside.push_back({LeftOutPart::kDocument,
                               StrCat("an entry of ", ModelKeyText(part.key)),

@@ -2,6 +2,7 @@
 
 #include "formats/megatron/common_file.h"
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/megatron/dist_keys.h"
 #include "formats/tools/config_text.h"
 #include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
@@ -146,11 +148,27 @@ class Printer {
     }
   }
 
+  uint64_t LayersOfDecoder() const {
+    uint64_t layers = 0;
+    for (const Parameter& parameter : step_.parameters) {
+      const auto layered = LayeredNameOf(parameter.name);
+      const bool decoders = layered && layered->before == "decoder.layers.";
+      if (decoders) layers = std::max(layers, layered->layer + 1);
+    }
+    return layers;
+  }
+
   // The sizes that a job compares with its own, as far as config.json has them.
   Status AddSizes(Fields& fields) {
     if (config_.empty()) return {};
     CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, ReadConfigFacts(config_));
     CKPT_ASSIGN_OR_RETURN(const FamilyVariables sizes, ParseModelConfig(config_));
+    const uint64_t layers = LayersOfDecoder();
+    if (facts.layers && layers != 0 && *facts.layers != layers) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("config.json says that the model has ", *facts.layers,
+                         " layers, but its tensors are of ", layers));
+    }
     if (facts.layers) fields.PutInt("num_layers", *facts.layers);
     if (facts.hidden) fields.PutInt("hidden_size", *facts.hidden);
     constexpr std::pair<std::string_view, std::string_view> kSizes[] = {

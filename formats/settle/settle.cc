@@ -3,8 +3,6 @@
 #include "formats/settle/settle.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -13,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
+#include "core/model/step_counts.h"
 #include "core/state/roles.h"
 #include "core/state/state_fit.h"
 #include "formats/settle/member_owners.h"
@@ -23,23 +22,6 @@ namespace ckptfs {
 namespace {
 
 using Unplaced = StateDict::Unplaced;
-
-std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
-  double number = -1;
-  if (value.dtype == DType::kF32) {
-    float single;
-    std::memcpy(&single, value.bytes.data(), sizeof(single));
-    number = static_cast<double>(single);
-  } else if (value.dtype == DType::kF64) {
-    std::memcpy(&number, value.bytes.data(), sizeof(number));
-  } else if (value.dtype == DType::kI64) {
-    int64_t integer;
-    std::memcpy(&integer, value.bytes.data(), sizeof(integer));
-    number = static_cast<double>(integer);
-  }
-  const bool whole = number >= 0 && number < 1e15 && number == std::floor(number);
-  return whole ? std::optional(static_cast<uint64_t>(number)) : std::nullopt;
-}
 
 Parameter ParameterOf(const StateDict::Tensor& tensor, Role role, const Sharding& sharding) {
   Parameter parameter;
@@ -243,7 +225,7 @@ class Settler {
     CKPT_ASSIGN_OR_RETURN(const auto value, state.scalar());
     if (!value) return LeaveOutState(state, dict_.tensors[owner], Unplaced::kOpaque);
     if (state.kind == "step") {
-      if (const auto steps = WholeNumber(*value)) {
+      if (const auto steps = CountOf(value->dtype, value->bytes)) {
         out_.steps = std::max(out_.steps.value_or(0), *steps);
       }
     }

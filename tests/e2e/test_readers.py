@@ -273,3 +273,14 @@ def test_parameters_that_megatrons_model_lacks_are_named(ckptfs, tmp_path, name)
     said = json.loads(ckptfs.run('explain', 'tp1', '--step', tmp_path / 'model', '--json').stdout)['formats']['megatron']
     lacking = {'attention_bias': 'self_attn', 'mlp_bias': 'mlp', 'classifier': 'score.weight'}[name]
     assert "Megatron's model does not have this parameter" in said and lacking in said, said
+
+
+def test_a_config_of_other_layers_refuses_megatron(ckptfs, tmp_path):
+    """A pruned model beside the config of the whole one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / 'model')
+    path = tmp_path / 'model' / 'config.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), 'num_hidden_layers': 2}))
+    said = json.loads(ckptfs.run('explain', 'tp1', '--step', tmp_path / 'model', '--json').stdout)['formats']['megatron']
+    assert 'config.json says that the model has 2 layers, but its tensors are of 3' in said

@@ -237,3 +237,59 @@ def test_the_trained_model_beside_its_average_has_the_optimizer(ckptfs, tmp_path
     assert same(rank_file(mount, 'average', 'model', 'ckpt.pt'), EMA) and rank_file(mount, 'average', 'optimizer', 'ckpt.pt') == {}
     assert same(rank_file(mount, 'trained', 'model', 'ckpt.pt'), MODEL)
     assert 'exp_avg/0.weight' in rank_file(mount, 'trained', 'optimizer', 'ckpt.pt')
+
+
+ARRAYS = {name: tensor.numpy() for name, tensor in MODEL.items()}
+HEAD = {'fc.weight': torch.randn(3, 3), 'fc.bias': torch.randn(3)}
+
+
+@pytest.mark.parametrize('state', [
+    {'model': ARRAYS, 'pixel_mean': torch.randn(3), 'pixel_std': torch.randn(3)},
+    {'model': ARRAYS, 'ema_weights': EMA},
+    {'model': {0: torch.randn(3, 3), 1: torch.randn(3, 3)}, 'head': HEAD},
+    {'params': list(MODULE.parameters()), 'norm': {'mean.w': torch.randn(6), 'std.w': torch.randn(6)}},
+    {'model': b'PK', 'tokens': {'emb.weight': torch.randn(4, 4)}},
+], ids=['arrays', 'arrays_and_average', 'numbers', 'list', 'bytes'])
+def test_a_model_that_is_not_understood_makes_nothing_else_the_model(ckptfs, tmp_path, state):
+    torch.save(state, tmp_path / 'ckpt.pt')
+    done = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', check=False)
+    (key,) = [key for key in state if key in ('model', 'params')]
+    assert done.returncode == 4
+    assert f"'{key}' has a model's name, but is not a dict of tensors by their names" in done.stderr
+    other = '.' if 'pixel_mean' in state else next(name for name in state if name != key)
+    assert f'--model {other}' in done.stderr
+    ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=('--model', other))
+
+
+def test_a_state_dict_of_arrays_is_named(ckptfs, tmp_path):
+    torch.save({'backbone': ARRAYS, 'head': HEAD}, tmp_path / 'ckpt.pt')
+    said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run').stderr
+    assert "left out: 'backbone': it is a state_dict of arrays that are not tensors" in said
+
+
+def test_packed_parameters_of_a_quantised_module_are_named(ckptfs, tmp_path):
+    quantised = torch.ao.quantization.quantize_dynamic(layers(6, 5, 3), {nn.Linear}, dtype=torch.qint8)
+    state = nn.ModuleDict({'emb': nn.Embedding(7, 6), 'fc': quantised}).state_dict()
+    torch.save(state, tmp_path / 'ckpt.pt')
+    said = ckptfs.adopt(tmp_path / 'ckpt.pt', 'run').stderr
+    assert "left out: 'fc.0._packed_params._packed_params' of the module and 3 more: it is not a tensor" in said
+
+
+@pytest.mark.parametrize('number', [900, 900.0, torch.tensor(900), torch.tensor(900.0), torch.tensor(900, dtype=torch.int32)],
+                         ids=['int', 'float', 'tensor', 'float_tensor', 'int32'])
+def test_a_count_is_a_count_in_any_form(ckptfs, tmp_path, number):
+    torch.save({'model': MODEL, 'iter_num': number}, tmp_path / 'ckpt.pt')
+    ckptfs.adopt(tmp_path / 'ckpt.pt', 'file')
+    for name, state in {'train_state': {'train_state': {'step': number}}, 'plain': {'iteration': number},
+                        'composer': {'state': {'timestamp': {'Timestamp': {'batch': number}}}}}.items():
+        dcp.save({'model': MODEL, **state}, checkpoint_id=str(tmp_path / name / 'ep0'), no_dist=True)
+        ckptfs.adopt(tmp_path / name, name)
+    assert {step['run']: step['iteration'] for step in ckptfs.list()['steps']} == dict.fromkeys(
+        ('file', 'train_state', 'plain', 'composer'), 900)
+
+
+def test_a_directory_that_is_called_latest(ckptfs, tmp_path):
+    for name in 'best', 'latest':
+        dcp.save({'model': MODEL}, checkpoint_id=str(tmp_path / 'run' / name), no_dist=True)
+    assert set(ckptfs.adopt(tmp_path / 'run', 'run').stdout.split()) == {'run/best', 'run/latest-1'}
+    assert ckptfs.adopt(tmp_path / 'run' / 'latest', 'again').stdout.split() == ['again/latest-1']

@@ -192,6 +192,19 @@ TEST(TorchStateTest, AnOptimizersWordAloneFlattensNothing) {
   EXPECT_EQ(Chosen(numbered), "<model> 0.weight 0.bias");
 }
 
+TEST(TorchStateTest, WhatHasAModelsNameIsNotPassedOver) {
+  const MakeState numbers = [](Maker& m) {
+    const NodeId list = m.builder().List({m.Tensor({8, 4})});
+    return m.Dict({{"model", list}, {"head", m.Module()}});
+  };
+  EXPECT_THAT(Chosen(numbers), HasSubstr("'model' has a model's name"));
+  const MakeState plain = [](Maker& m) {
+    const NodeId name = m.builder().String("resnet50");
+    return m.Dict({{"model", name}, {"head", m.Module()}});
+  };
+  EXPECT_EQ(Chosen(plain), "<head> 0.weight 0.bias");
+}
+
 TEST(TorchStateTest, AUnionIsTakenForWhoAsksAndForAnOptimizersNames) {
   const auto parts = [](const std::vector<std::string>& names) -> MakeState {
     return [=](Maker& m) {
