@@ -3,7 +3,6 @@
 #include "formats/megatron/reader.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -12,15 +11,13 @@
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
 #include "core/state/model_config.h"
-#include "formats/megatron/args_config.h"
 #include "formats/megatron/buckets/bucket_keys.h"
 #include "formats/megatron/flattened_state.h"
-#include "formats/megatron/group_rule.h"
+#include "formats/megatron/job/job_state.h"
 #include "formats/megatron/module_keys.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
-#include "formats/torch/pickle_writer.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::megatron {
@@ -43,11 +40,6 @@ std::tuple<int, int64_t, int, std::string_view> OrderOf(std::string_view name, i
   return {where, layer, attention ? 0 : 1, name};
 }
 
-ScalarValue StepValue(int64_t step) {
-  const auto bytes = std::bit_cast<std::array<char, sizeof(step)>>(step);
-  return ScalarValue{DType::kI64, {}, std::string(bytes.data(), bytes.size()), true};
-}
-
 }  // namespace
 
 Result<StepModel> Reader::Read() && {
@@ -61,13 +53,14 @@ Result<StepModel> Reader::Read() && {
     if (!options_.weights_only) {
       AddStates(state);
       CKPT_RETURN_IF_ERROR(AddBuckets(state, common));
-      CKPT_RETURN_IF_ERROR(AddGroups(common));
+      CKPT_RETURN_IF_ERROR(AddAllGroups(common));
     }
     CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf(common.Arguments(), options_, candidate_));
     dict_.sizes.recorded.erase("vocab");  // not the tokenizer's, whose last ids it may lack
     dict_.sizes.recorded.erase("vocab_size");
     CKPT_ASSIGN_OR_RETURN(Settled settled, Settle(dict_, options_, assembler_));
-    CKPT_RETURN_IF_ERROR(AddDocuments(common));
+    CKPT_RETURN_IF_ERROR(AddDocuments(
+        common, [](std::string_view key) { return key == "optimizer"; }, assembler_.header()));
     assembler_.header().facts.modules = ModuleKeysOf(state.metadata());
     return settled;
   };
@@ -78,7 +71,7 @@ Result<StepModel> Reader::Read() && {
   const auto root = RootBelow(candidate_.root, candidate_.save);
   CKPT_ASSIGN_OR_RETURN(const ModelFiles files,
                         CarryModelFiles(assembler_, root, candidate_.Prefix()));
-  if (files.config() == nullptr) CarryConfigOf(common);
+  if (files.config() == nullptr) CarryConfigOf(common, dict_.tensors, assembler_);
   CKPT_RETURN_IF_ERROR(CarryOwnFiles(assembler_, candidate_));
   FillHeader(common, settled->steps);
   auto model = std::move(assembler_).Finish();
@@ -282,142 +275,15 @@ void Reader::LeaveOutBuckets(const dcp::StoredState& state, const CommonState& c
   }
 }
 
-// The parameters of each group, where Megatron's rule leaves one way.
-std::optional<std::vector<std::vector<size_t>>> MembersOf(
-    const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors,
-    bool norms_decay) {
-  const bool apart = std::ranges::any_of(groups, &CommonGroup::experts);
-  std::vector<std::vector<size_t>> members(groups.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const bool experts = apart && IsExperts(tensors[i].name);
-    std::vector<size_t> all, fit;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      if (groups[g].experts != experts) continue;
-      all.push_back(g);
-      const bool decays = Decays(tensors[i].name, tensors[i].shape, norms_decay);
-      if (groups[g].decays == decays) fit.push_back(g);
-    }
-    if (all.size() == 1) fit = all;  // it must be in one
-    if (fit.size() != 1) return std::nullopt;
-    members[fit.front()].push_back(i);
-  }
-  return members;
-}
-
-Status Reader::AddGroups(const CommonState& common) {
+Status Reader::AddAllGroups(const CommonState& common) {
   std::vector<CommonGroup> groups = common.Groups();
   for (const BucketStates& one : buckets_) {
     groups.insert(groups.end(), one.hyper_parameters.begin(), one.hyper_parameters.end());
   }
-  if (groups.empty() || dict_.states.empty()) return {};
-  // Only what has a state is trained.
-  std::set<std::string_view> trained;
-  for (const StateDict::State& state : dict_.states) {
-    trained.insert(std::get<std::string>(state.owner));
-  }
-  std::vector<StateDict::Tensor> tensors;
-  std::vector<size_t> numbers;
-  for (size_t i = 0; i < dict_.tensors.size(); ++i) {
-    if (!trained.contains(dict_.tensors[i].name)) continue;
-    tensors.push_back({dict_.tensors[i].name, dict_.tensors[i].dtype, dict_.tensors[i].shape, {}});
-    numbers.push_back(i);
-  }
-  const FamilyVariables arguments = common.Arguments();
-  const auto norms = arguments.find(std::string(kDecayOfNorms));
-  auto members = MembersOf(groups, tensors, norms != arguments.end() && norms->second != 0);
-  if (!members) {
-    LeaveOut(assembler_.header(),
-             {LeftOutPart::kOptimizer, "the hyper-parameters of the optimizer's groups",
-              "nothing says which parameters are in which of its groups, and Megatron's own rule "
-              "(weight decay for all but biases and vectors) leaves several ways",
-              ""});
-    AddSteps(common, groups, {});
-    return {};
-  }
-  if (std::ranges::count_if(*members, [](const auto& group) { return !group.empty(); }) > 1) {
-    assembler_.header().notes.push_back(
-        "the optimizer's groups have the parameters that Megatron's own rule gives them (weight "
-        "decay for all but biases and vectors): the save does not say which each has");
-  }
-  for (auto& group : *members) {
-    for (size_t& i : group) i = numbers[i];
-  }
-  for (size_t g = 0; g < groups.size(); ++g) {
-    StateDict::Group added{0, "", {}};
-    CKPT_ASSIGN_OR_RETURN(added.hyper_parameters, HyperParametersOf(groups[g].dict));
-    for (const size_t i : (*members)[g]) {
-      added.members.push_back({dict_.tensors[i].name, std::nullopt});
-    }
-    if (!added.members.empty()) dict_.groups.push_back(std::move(added));
-  }
-  AddSteps(common, groups, *members);
-  return {};
-}
-
-void Reader::AddStep(size_t tensor, int64_t step) {
-  StateDict::State added{0, dict_.tensors[tensor].name, "step"};
-  added.scalar = [step]() -> Result<std::optional<ScalarValue>> { return StepValue(step); };
-  dict_.states.push_back(std::move(added));
-}
-
-// Counts are of groups (or of all), and a state's of its parameter.
-void Reader::AddSteps(const CommonState& common, const std::vector<CommonGroup>& groups,
-                      const std::vector<std::vector<size_t>>& members) {
-  std::set<int64_t> counts;
-  for (const CommonGroup& group : groups) {
-    if (group.step) counts.insert(*group.step);
-  }
-  if (const auto step = common.CommonStep()) counts.insert(*step);
-  std::set<std::string> trained;
-  for (const StateDict::State& state : dict_.states) {
-    trained.insert(std::get<std::string>(state.owner));
-  }
-  if (counts.size() == 1) {
-    for (size_t i = 0; i < dict_.tensors.size(); ++i) {
-      if (trained.contains(dict_.tensors[i].name)) AddStep(i, *counts.begin());
-    }
-    return;
-  }
-  for (size_t g = 0; g < members.size(); ++g) {
-    for (const size_t i : members[g]) {
-      if (groups[g].step) AddStep(i, *groups[g].step);
-    }
-  }
-  if (counts.empty() || !members.empty()) return;
-  LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the counts of steps",
-                                 "groups have different ones, and nothing says which parameters "
-                                 "are in which",
-                                 ""});
+  return AddGroups(groups, common.CommonStep(), common.Arguments(), assembler_.header(), dict_);
 }
 
 // ---- the rest -----------------------------------------------------------------------
-
-Status Reader::AddDocuments(const CommonState& common) {
-  for (const auto& [key, value] : common.root().Items()) {
-    const auto name = key.String();
-    if (!name || *name == "optimizer") continue;
-    auto document = MakeDocument(StrCat("client/", *name), "", value, common.file(), common.blob());
-    if (!document) {
-      const ErrorCode code = document.error().code;
-      if (code != ErrorCode::kInvalid && code != ErrorCode::kUnsupported) {
-        return Fail(std::move(document).error());
-      }
-      LeaveOut(assembler_.header(), {LeftOutPart::kDocument, StrCat("'", *name, "'"),
-                                     std::move(document).error().message, ""});
-      continue;
-    }
-    assembler_.header().documents.push_back(*std::move(document));
-  }
-  return {};
-}
-
-void Reader::CarryConfigOf(const CommonState& common) {
-  MadeConfig made = ConfigOfArguments(common.root()["args"], dict_.tensors);
-  if (!made.json.empty()) return CarryConfig(assembler_, std::move(made.json));
-  assembler_.header().notes.push_back(
-      StrCat("no config.json can be made of the job's arguments: ", made.why,
-             "; huggingface/ needs one (`mount --hf-config DIR`)"));
-}
 
 // Objects of ranks: nobody else's ranks have them.
 void Reader::LeaveOutObjects(const dcp::StoredState& state) {
@@ -451,18 +317,7 @@ void Reader::FillHeader(const CommonState& common, std::optional<uint64_t> steps
   header.id = candidate_.id;
   header.iteration = common.Iteration().value_or(candidate_.iteration);
   if (header.iteration == 0) header.iteration = steps.value_or(0);
-  const auto degree = [&](std::string_view name) {
-    const auto number = common.Argument(name);
-    return number && *number > 0 && *number < (1 << 16) ? static_cast<uint32_t>(*number) : 1;
-  };
-  Layout layout;
-  layout.tp = degree("tensor_model_parallel_size");
-  layout.pp = degree("pipeline_model_parallel_size");
-  layout.dp = degree("data_parallel_size");
-  layout.cp = degree("context_parallel_size");
-  layout.ep = degree("expert_model_parallel_size");
-  layout.etp = layout.ep > 1 ? degree("expert_tensor_parallel_size") : 1;
-  if (const auto legal = Layout::ParseExactly(layout.ToString())) header.layout = *legal;
+  if (const auto layout = LayoutOf(common)) header.layout = *layout;
   if (!buckets_.empty()) {
     header.notes.push_back(
         "masters and moments lay in buckets of ranks, which do not say which parameter lies where: "

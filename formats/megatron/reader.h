@@ -6,10 +6,7 @@
 // is proved whose they are (dp_reshardable; buckets/bucket_states.h).  Experts of a layer stay one
 // tensor, as they are stored.
 //
-// The parameters of a group are not in the directory.  A group is given the parameters that
-// Megatron's own rule gives it (optimizer/__init__.py: _get_param_groups of core 0.16.1), where
-// that leaves one way: experts of expert parallelism apart, and no weight decay for biases and
-// vectors.  Else groups are left out.
+// The parameters of a group are not in the directory: job/job_state.h gives it some.
 //
 // Thread safety: one reader per step.
 // Lifetime: the candidate and the options must outlive it.
@@ -53,12 +50,7 @@ class Reader {
   Status AddBuckets(dcp::StoredState& state, const CommonState& common);
   std::map<std::string_view, std::string_view> UnknownBuckets(const dcp::StoredState& state) const;
   void LeaveOutBuckets(const dcp::StoredState& state, const CommonState& common);
-  Status AddGroups(const CommonState& common);
-  void AddSteps(const CommonState& common, const std::vector<CommonGroup>& groups,
-                const std::vector<std::vector<size_t>>& members);
-  void AddStep(size_t tensor, int64_t step);
-  Status AddDocuments(const CommonState& common);
-  void CarryConfigOf(const CommonState& common);
+  Status AddAllGroups(const CommonState& common);
   void LeaveOutObjects(const dcp::StoredState& state);
   void FillHeader(const CommonState& common, std::optional<uint64_t> steps);
 
