@@ -12,6 +12,7 @@
 #include "formats/dialects/translated_format.h"
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
+#include "formats/megatron/legacy/source.h"
 #include "formats/megatron/source.h"
 #include "formats/megatron/view.h"
 #include "formats/rank/rank_view.h"
@@ -25,6 +26,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   sources.push_back(MakeDeepSpeedSource());
   sources.push_back(MakeDeepSpeedUniversalSource());
   sources.push_back(MakeMegatronSource());
+  sources.push_back(MakeMegatronLegacySource());
   sources.push_back(MakeDcpSource());
   sources.push_back(MakeRankShardsSource());
   sources.push_back(MakeHuggingFaceSource());

@@ -77,6 +77,14 @@ Result<CommonState> CommonState::Read(const StepCandidate& step, dcp::StoredStat
   return out;
 }
 
+Result<CommonState> CommonState::Of(TorchFile file, BlobIndex blob) {
+  if (!file.root().IsDict()) return Refuse(file.name(), ": it does not hold a dict");
+  CommonState out;
+  out.file_ = std::move(file);
+  out.blob_ = blob;
+  return out;
+}
+
 FamilyVariables CommonState::Arguments() const {
   FamilyVariables out;
   const PickleRef fields = FieldsOf(root()["args"]);
@@ -93,8 +101,13 @@ FamilyVariables CommonState::Arguments() const {
 }
 
 std::optional<int64_t> CommonState::Argument(std::string_view name) const {
+  const PickleRef argument = ArgumentOf(name);
+  return argument ? argument.Int() : std::nullopt;
+}
+
+PickleRef CommonState::ArgumentOf(std::string_view name) const {
   const PickleRef fields = FieldsOf(root()["args"]);
-  return fields ? fields[name].Int() : std::nullopt;
+  return fields ? fields[name] : PickleRef();
 }
 
 std::optional<uint64_t> CommonState::Iteration() const {

@@ -46,6 +46,8 @@ class CommonState {
   // BLOCKS: on reading it.
   static Result<CommonState> Read(const StepCandidate& step, dcp::StoredState& state,
                                   Assembler& assembler);
+  // Of a file of one rank (the legacy form), whose root is such a dict and the rank's model beside.
+  static Result<CommonState> Of(TorchFile file, BlobIndex blob);
 
   // The dict; its lifetime is this object's.
   PickleRef root() const { return list_ ? file_.root().at(0) : file_.root(); }
@@ -55,6 +57,8 @@ class CommonState {
   // Integers and truth values of the job's arguments.
   FamilyVariables Arguments() const;
   std::optional<int64_t> Argument(std::string_view name) const;
+  // The argument as it is; nothing where there is none.
+  PickleRef ArgumentOf(std::string_view name) const;
   std::optional<uint64_t> Iteration() const;
 
   // The groups of all optimizers of a chain; empty where there is none.

@@ -17,6 +17,7 @@
 #include "formats/megatron/dist_keys.h"
 #include "formats/megatron/view_entries.h"
 #include "formats/tools/model_files.h"
+#include "formats/tools/source_traits.h"
 
 namespace ckptfs {
 namespace {
@@ -41,7 +42,7 @@ ViewTree::Text TextOf(std::string text) {
 }
 
 // Its names are Megatron's own.
-bool IsOfMegatron(const StepModel& step) { return step.framework == kTop; }
+bool IsOfMegatron(const StepModel& step) { return TraitsOf(step).mcore_state; }
 
 // The files of the directory; its keys are the entries'.
 class Composer {

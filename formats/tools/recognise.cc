@@ -28,9 +28,9 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kFiles = 
     std::pair(".keras", "Keras weights"),
 };
 
-// The files that Megatron's ranks write into a mp_rank_XX of theirs.
-constexpr std::array<std::string_view, 4> kMegatronFiles = {"model_optim_rng.pt", "model_rng.pt",
-                                                            "distrib_optim.pt", "optim.pt"};
+// The files that Megatron's ranks wrote into a mp_rank_XX of theirs with a distributed optimizer,
+// before its file was distrib_optim.pt.
+constexpr std::array<std::string_view, 2> kMegatronFiles = {"model_rng.pt", "optim.pt"};
 
 bool HasEnding(const std::vector<std::string>& names, std::string_view ending) {
   return std::any_of(names.begin(), names.end(),
@@ -69,7 +69,8 @@ Result<std::string_view> OfMegatron(const Root& root, const std::string& path,
   if (!inside) return Fail(Error(inside.error()));
   const bool megatron = std::any_of(kMegatronFiles.begin(), kMegatronFiles.end(),
                                     [&](std::string_view file) { return inside->HasFile(file); });
-  if (megatron) return std::string_view("Megatron legacy (mp_rank_XX)");
+  if (megatron)
+    return std::string_view("Megatron legacy (model_rng.pt and optim.pt in mp_rank_XX)");
   const bool nemo = HasEnding(inside->files, ".ckpt");
   return nemo ? std::string_view("NeMo 1 (mp_rank_XX)") : std::string_view();
 }

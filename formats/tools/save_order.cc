@@ -67,6 +67,10 @@ constexpr std::array kOrders = {
               "{common.pt}, __<rank>_<N>.distcp, .metadata, metadata.json, "
               "{latest_checkpointed_iteration.txt}",
               "metadata.json", LastIn::kParts},
+    SaveOrder{StepTool::kNone, FormatOrder::kMegatronLegacy, "", "Megatron",
+              "mp_rank_*/{distrib_optim.pt}, mp_rank_*/model_optim_rng.pt, "
+              "latest_checkpointed_iteration.txt",
+              "latest_checkpointed_iteration.txt", LastIn::kBesideOwn},
     SaveOrder{StepTool::kNone, FormatOrder::kVerl, "", "verl",
               "model_world_size_*, {optim_world_size_*}, {extra_state_world_size_*}, huggingface/, "
               "fsdp_config.json, data*.pt, latest_checkpointed_iteration.txt",

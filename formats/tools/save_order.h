@@ -12,6 +12,8 @@
 //   DCP                    .metadata                   each part         provisional
 //   DeepSpeed              latest                      beside the tag    provisional
 //   megatron-core          metadata.json               DCP's directory   begun
+//   Megatron's ranks       latest_checkpointed_        beside the step   provisional
+//                          iteration.txt
 //   verl                   latest_checkpointed_        beside the step   provisional
 //                          iteration.txt
 //   SkyRL                  latest_ckpt_global_step.txt beside the step   provisional
@@ -41,7 +43,7 @@ StepTool ToolOf(std::string_view name, const StepEntries& entries);
 std::string_view ToolName(StepTool tool);
 
 // A format's own order, of what no tool wrote around, or a tool whose order tells nothing.
-enum class FormatOrder { kNone, kDcp, kDeepSpeed, kMegatron, kVerl, kSkyRl };
+enum class FormatOrder { kNone, kDcp, kDeepSpeed, kMegatron, kMegatronLegacy, kVerl, kSkyRl };
 
 // Where the files of one step's save lie, below the root.
 struct SavePlaces {

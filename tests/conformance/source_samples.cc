@@ -15,6 +15,7 @@
 #include "formats/torch/archive_builder.h"
 #include "tests/conformance/tiny_step.h"
 #include "tests/formats/dcp/dcp_maker.h"
+#include "tests/formats/megatron/legacy_maker.h"
 
 namespace ckptfs {
 namespace {
@@ -220,6 +221,30 @@ SourceSample WriteMegatron(const std::string& directory) {
       << R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1})";
   std::ofstream(StrCat(save, "/latest_checkpointed_iteration.txt")) << "3";
   return {save, tag, {".metadata", "metadata.json"}};
+}
+
+SourceSample WriteMegatronLegacy(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/iter_0000003");
+  SourceSample out{save, tag, {}};
+  for (const int rank : {0, 1}) {
+    const std::string folder = StrCat("mp_rank_0", rank);
+    megatron::MadeRank made;
+    made.args = {{"tensor_model_parallel_size", 2},
+                 {"pipeline_model_parallel_size", 1},
+                 {"num_layers", 1},
+                 {"world_size", 2},
+                 {"rank", rank}};
+    const auto first = static_cast<float>(rank) * 8192;
+    made.model = {{"embedding.word_embeddings.weight", {32, 256}, first},
+                  {"decoder.layers.0.mlp.linear_fc1.weight", {32, 256}, first},
+                  {"decoder.layers.0.mlp.linear_fc2.weight", {256, 32}, first}};
+    files::create_directories(StrCat(tag, "/", folder));
+    out.needed.push_back(StrCat(folder, "/model_optim_rng.pt"));
+    std::ofstream(StrCat(tag, "/", out.needed.back()), std::ios::binary) << megatron::FileOf(made);
+  }
+  std::ofstream(StrCat(save, "/latest_checkpointed_iteration.txt")) << "3";
+  return out;
 }
 
 SourceSample WriteFake(const std::string& directory) {

@@ -32,6 +32,7 @@ SourceSample WriteHuggingFace(const std::string& directory);  // a Trainer's, in
 SourceSample WriteDcp(const std::string& directory);
 // torch_dist of two ranks, of a core up to 0.18: layers in one tensor, the job's arguments.
 SourceSample WriteMegatron(const std::string& directory);
+SourceSample WriteMegatronLegacy(const std::string& directory);
 SourceSample WriteFake(const std::string& directory);
 
 }  // namespace ckptfs

@@ -8,6 +8,7 @@
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/huggingface/source.h"
+#include "formats/megatron/legacy/source.h"
 #include "formats/megatron/source.h"
 #include "formats/rank_shards/source.h"
 #include "formats/registry.h"
@@ -25,6 +26,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
       {"dcp_of_two_ranks", MakeDcpSource, WriteDcp},
       {"megatron_of_two_ranks", MakeMegatronSource, WriteMegatron},
+      {"megatron_legacy_of_two_ranks", MakeMegatronLegacySource, WriteMegatronLegacy},
       {"rank_shards_golden", MakeRankShardsSource, WriteRankShards},
       {"fake", [] { return std::make_unique<FakeSource>(); }, WriteFake},
   };

@@ -31,13 +31,13 @@ struct RecogniseTest : testing::Test {
 
 TEST_F(RecogniseTest, EveryShapeByItsName) {
   Write({"dist/.metadata", "dist/common.pt", "dist/metadata.json", "dist/__0_0.distcp",
-         "zarr/common.pt", "zarr/metadata.json", "legacy/mp_rank_00/model_optim_rng.pt",
-         "legacy3d/mp_rank_00_001/distrib_optim.pt", "nemo1/mp_rank_00/megatron.ckpt",
-         "nemo2/weights/x", "nemo2/context/io.json", "m.nemo", "x.gguf", "titan/metadata.pkl",
-         "titan/model_0.pt", "orbax/_CHECKPOINT_METADATA"});
+         "zarr/common.pt", "zarr/metadata.json", "legacy/mp_rank_00/model_rng.pt",
+         "legacy3d/mp_rank_00_001/optim.pt", "nemo1/mp_rank_00/megatron.ckpt", "nemo2/weights/x",
+         "nemo2/context/io.json", "m.nemo", "x.gguf", "titan/metadata.pkl", "titan/model_0.pt",
+         "orbax/_CHECKPOINT_METADATA"});
   EXPECT_EQ(What("dist"), "Megatron torch_dist, but its metadata.json does not say so");
   EXPECT_THAT(What("zarr"), HasSubstr("Megatron dist_checkpointing (zarr): not readable yet"));
-  EXPECT_THAT(What("legacy"), HasSubstr("Megatron legacy (mp_rank_XX): not readable yet"));
+  EXPECT_THAT(What("legacy"), HasSubstr("Megatron legacy (model_rng.pt and optim.pt"));
   EXPECT_THAT(What("legacy3d"), HasSubstr("Megatron legacy"));
   EXPECT_THAT(What("nemo1"), HasSubstr("NeMo 1"));
   EXPECT_THAT(What("nemo2"), HasSubstr("NeMo 2"));
