@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny GPT models of megatron-core that ranks save as Megatron's --ckpt-format torch does: megatron_legacy_job.py OUT NAME...
+
+OUT/<name>/run/iter_0000007/mp_rank_*/    model_optim_rng.pt, and distrib_optim.pt of a distributed optimizer
+OUT/<name>/run/latest_checkpointed_iteration.txt
+OUT/<name>/plain.pt                       {key: tensor} that Megatron's own reader finds in what dist_checkpointing saved of the same engines
+OUT/<name>/live/<N>.pt                    what rank N's distributed optimizer has in memory (make_megatron.py)
+OUT/<name>/logits.pt                      of the model that Megatron itself loads of that at one rank
+
+The files hold what megatron/training/checkpointing.py of core 0.16.1 puts into them (generate_state_dict), in its order: buffers of the
+distributed optimizer, the rank's state, and, when all ranks have theirs, the tracker.
+"""
+import argparse
+import functools
+import os
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'megatron'))
+
+# pylint: disable=wrong-import-position
+import make_megatron  # it answers what Megatron asks of a GPU, before torch is used
+import megatron_ranks
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from megatron.core import dist_checkpointing as dc
+from megatron.core import parallel_state as ps
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.moe import experts as experts_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+PLAIN = {'sharding': ''}
+VARIANTS = {
+    'tp2pp2': {'tp': 2, 'pp': 2, 'bias': True, **PLAIN},
+    'flat_tp2': {'tp': 2},
+    'flat_vpp2': {'pp': 2, 'vpp': 2, 'norm': True, 'dtype': 'float16'},
+    'flat_tied': {'pp': 2, 'tied': True, 'dtype': 'float32', 'bucket': 5000},
+    'fp32_tied': {'tp': 2, 'tied': True, 'channels': 8, 'dtype': 'float32', **PLAIN},
+    'fp32_tied_pp2': {'pp': 2, 'tied': True, 'dtype': 'float32', **PLAIN},
+    'flat_ep2': {'pp': 2, 'ep': 2, 'experts': 4},
+    'plain_ep2': {'ep': 2, 'experts': 4, 'norm': True, **PLAIN},
+    'grouped_ep2': {'ep': 2, 'experts': 4, 'grouped': True, **PLAIN},
+    'flat_grouped': {'tp': 2, 'experts': 4, 'grouped': True},
+    'flat_etp2': {'tp': 2, 'ep': 2, 'etp': 2, 'experts': 4, 'shared': 24},
+    'flat_etp1': {'tp': 2, 'ep': 2, 'etp': 1, 'experts': 4},
+    'uneven': {'pp': 2, 'first': 1, **PLAIN},
+    'plain_vpp2': {'pp': 2, 'vpp': 2, 'bias': True, 'groups': 2, **PLAIN},
+    'flat_early': {'tp': 2, 'rate': 1e-6},
+    'plain_early': {'tp': 2, 'rate': 1e-6, **PLAIN},
+}
+
+
+def args_of(job, c):
+    """Arguments as megatron.training has them, with what a legacy file alone needs."""
+    out = job.args()
+    tp, pp, ep, etp = job.degrees
+    vars(out).update(
+        rank=dist.get_rank(), virtual_pipeline_model_parallel_size=c['vpp'] if c['vpp'] > 1 else None, use_distributed_optimizer=bool(c['sharding']),
+        overlap_grad_reduce=bool(c['bucket']), no_save_optim=False, no_save_rng=False, use_tp_pp_dp_mapping=False,
+        decoder_first_pipeline_num_layers=c.get('first'), decoder_last_pipeline_num_layers=None, pipeline_model_parallel_layout=None,
+        account_for_embedding_in_pipeline_split=False, account_for_loss_in_pipeline_split=False, ckpt_format='torch', consumed_train_samples=64,
+        expert_tensor_parallel_size=etp, rotary_base=c['base'])
+    assert (out.tensor_model_parallel_size, out.pipeline_model_parallel_size, out.expert_model_parallel_size) == (tp, pp, ep)
+    return out
+
+
+def save_legacy(job, c, save, iteration):
+    """What a rank writes."""
+    _, pp, ep, _ = job.degrees
+    folder = f'mp_rank_{ps.get_tensor_model_parallel_rank():02d}'
+    folder += f'_{ps.get_pipeline_model_parallel_rank():03d}' if pp > 1 else ''
+    folder += f'_{ps.get_expert_model_parallel_rank():03d}' if ep > 1 else ''
+    folder = f'{save}/iter_{iteration:07d}/{folder}'
+    if c['sharding']:
+        os.makedirs(folder, exist_ok=True)
+        job.optimizer.save_parameter_state(f'{folder}/distrib_optim.pt')
+    if 0 in (ps.get_expert_data_parallel_rank(), ps.get_data_parallel_rank(with_context_parallel=True)):
+        state = {'args': args_of(job, c), 'checkpoint_version': 3.0, 'iteration': iteration}
+        for i, net in enumerate(job.nets):
+            state['model' if len(job.nets) == 1 else f'model{i}'] = net.state_dict_for_save_checkpoint()
+        state['optimizer'] = job.optimizer.state_dict()
+        state['opt_param_scheduler'] = {'max_lr': 1e-2, 'lr_warmup_steps': 0, 'num_steps': 64, 'lr_decay_style': 'constant', 'lr_decay_steps': 100,
+                                        'min_lr': 0.0, 'start_wd': 0.1, 'end_wd': 0.1, 'wd_incr_style': 'constant', 'wd_incr_steps': 0}
+        state['rng_state'] = [{'random_rng_state': None, 'torch_rng_state': torch.get_rng_state(), 'rng_tracker_states': {}}]
+        state['num_floating_point_operations_so_far'] = 7
+        os.makedirs(folder, exist_ok=True)
+        torch.save(state, f'{folder}/model_optim_rng.pt')
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for empty in (f'{save}/iter_{iteration:07d}/{one}' for one in os.listdir(f'{save}/iter_{iteration:07d}')):
+            if not os.listdir(empty):
+                os.rmdir(empty)
+        with open(f'{save}/latest_checkpointed_iteration.txt', 'w', encoding='utf-8') as f:
+            f.write(str(iteration))
+    dist.barrier()
+
+
+def specialise(c):
+    """Has jobs of this variant be made with what make_megatron does not know."""
+    make_megatron.get_gpt_layer_local_spec = (
+        (lambda **words: get_gpt_layer_local_spec(**{**words, 'moe_grouped_gemm': True})) if c.get('grouped') else get_gpt_layer_local_spec)
+    make_megatron.TransformerConfig = (
+        functools.partial(TransformerConfig, num_layers_in_first_pipeline_stage=c['first']) if c.get('first') else TransformerConfig)
+
+
+def make(name, out):
+    """One variant, on all ranks."""
+    c = {**make_megatron.BASE, 'etp': VARIANTS[name].get('tp', 1), **VARIANTS[name]}
+    folder = f'{out}/{name}'
+    if dist.get_rank() == 0:
+        os.makedirs(f'{folder}/run')
+        os.makedirs(f'{folder}/dist')
+        os.makedirs(f'{folder}/live')
+    dist.barrier()
+    specialise(c)
+    job = make_megatron.Job(c, c['tp'], c['pp'], c['ep'], seed=5)
+    for group in job.optimizer.param_groups:
+        group['lr'] = c.get('rate', group['lr'])
+    for seed in range(1, c['steps'] + 1):
+        job.update(seed)
+    save_legacy(job, c, f'{folder}/run', 7)
+    if c['sharding']:
+        job.keep_live(f'{folder}/live/{dist.get_rank()}.pt')
+    dc.save(job.sharded(), f'{folder}/dist')
+    plain = dc.load_plain_tensors(f'{folder}/dist')
+    if dist.get_rank() == 0:
+        torch.save({k: v for k, v in plain.items() if isinstance(v, torch.Tensor)}, f'{folder}/plain.pt')
+    specialise(make_megatron.BASE)
+    if not c.get('first') and not c.get('grouped'):
+        make_megatron.keep_logits({**c, 'sharding': c['sharding']}, folder, f'{folder}/dist')
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print('made', name, flush=True)
+
+
+def rank_main(rank, out, names, rendezvous):
+    """One rank of all variants."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
+    experts_module.gg.assert_grouped_gemm_is_available = lambda: None
+    dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
+    for name in names:
+        make(name, out)
+    dist.barrier()
+    megatron_ranks.end()
+
+
+def main():
+    """Forks the ranks: imports are paid once."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument('out')
+    parser.add_argument('names', nargs='*')
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(rank_main, (os.path.abspath(words.out), words.names or list(VARIANTS), folder + '/rendezvous'),
+                           nprocs=make_megatron.WORLD, start_method='fork')
+
+
+if __name__ == '__main__':
+    main()
