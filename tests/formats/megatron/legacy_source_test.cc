@@ -189,6 +189,29 @@ TEST_F(LegacySourceTest, StagesMustHaveTheLayersThatArgumentsSay) {
   EXPECT_THAT(Refusal(), HasSubstr("mp_rank_01_001: it has 1 layers"));
 }
 
+// Megatron writes the tracker when all ranks have their files.
+TEST_F(LegacySourceTest, TheTrackerSealsAStep) {
+  const std::string step = Write();
+  const std::string tracker = directory_.path() + "/run/latest_checkpointed_iteration.txt";
+  const auto phase = [&] {
+    const auto found = Scan(*PlaceOf(directory_.path() + "/run"), sources_).value();
+    return found.at(0).source->StateOf(found.at(0).candidate, options_, {}).phase;
+  };
+  EXPECT_EQ(phase(), SavePhase::kSealed);
+  std::ofstream(tracker) << "2";  // of the step before
+  EXPECT_EQ(phase(), SavePhase::kProvisional);
+  std::ofstream(tracker) << "3";
+  files::remove(step + "/mp_rank_01_001/model_optim_rng.pt");
+  EXPECT_EQ(phase(), SavePhase::kBegun);
+  files::remove_all(step + "/mp_rank_01_001");
+  EXPECT_EQ(phase(), SavePhase::kBegun);
+  for (auto& [place, rank] : ranks_) rank.flags["use_distributed_optimizer"] = true;
+  Write();
+  EXPECT_EQ(phase(), SavePhase::kBegun);
+  options_.weights_only = true;
+  EXPECT_EQ(phase(), SavePhase::kSealed);
+}
+
 // ---- optimizers ----------------------------------------------------------------------
 
 // One rank of fp32 parameters; members in Megatron's order.
