@@ -280,7 +280,7 @@ Status Reader::AddAllGroups(const CommonState& common) {
   for (const BucketStates& one : buckets_) {
     groups.insert(groups.end(), one.hyper_parameters.begin(), one.hyper_parameters.end());
   }
-  return AddGroups(groups, common.CommonStep(), common.Arguments(), assembler_.header(), dict_);
+  return AddGroups(groups, common.CommonStep(), common, assembler_.header(), dict_);
 }
 
 // ---- the rest -----------------------------------------------------------------------

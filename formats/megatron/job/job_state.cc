@@ -68,6 +68,12 @@ void AddSteps(const std::vector<CommonGroup>& groups, std::optional<int64_t> com
 
 }  // namespace
 
+bool NormsDecay(const CommonState& job) {
+  const FamilyVariables arguments = job.Arguments();
+  const auto said = arguments.find(std::string(kDecayOfNorms));
+  return said != arguments.end() && said->second != 0;
+}
+
 std::optional<std::vector<std::vector<size_t>>> MembersOf(
     const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors,
     bool norms_decay) {
@@ -99,15 +105,14 @@ StateDict::State StepState(std::string parameter, int64_t step) {
 }
 
 Status AddGroups(const std::vector<CommonGroup>& groups, std::optional<int64_t> common_step,
-                 const FamilyVariables& arguments, StepModel& header, StateDict& dict) {
+                 const CommonState& job, StepModel& header, StateDict& dict) {
   if (groups.empty() || dict.states.empty()) return {};
   const std::vector<size_t> numbers = TrainedOf(dict);  // what has no state is not trained
   std::vector<StateDict::Tensor> tensors;
   for (const size_t i : numbers) {
     tensors.push_back({dict.tensors[i].name, dict.tensors[i].dtype, dict.tensors[i].shape, {}});
   }
-  const auto norms = arguments.find(std::string(kDecayOfNorms));
-  auto members = MembersOf(groups, tensors, norms != arguments.end() && norms->second != 0);
+  auto members = MembersOf(groups, tensors, NormsDecay(job));
   if (!members) {
     LeaveOut(header, {LeftOutPart::kOptimizer, "the hyper-parameters of the optimizer's groups",
                       "nothing says which parameters are in which of its groups, and Megatron's "

@@ -28,8 +28,11 @@
 
 namespace ckptfs::megatron {
 
+// True if the norms of queries and keys decay, by the job's arguments.
+bool NormsDecay(const CommonState& job);
+
 // The tensors of each group, where Megatron's rule leaves one way.  `tensors`: all that is trained.
-// `norms_decay`: those of queries and keys do.
+// `norms_decay`: NormsDecay of the job.
 std::optional<std::vector<std::vector<size_t>>> MembersOf(
     const std::vector<CommonGroup>& groups, const std::vector<StateDict::Tensor>& tensors,
     bool norms_decay);
@@ -39,9 +42,9 @@ StateDict::State StepState(std::string parameter, int64_t step);
 
 // Adds the groups of all that has a state in the dict, and the counts of their steps but for those
 // parameters that have one.  `common_step`: of all parameters, where the optimizer has only that.
-// `arguments`: the job's.  A note says that a rule gave groups their parameters.
+// A note says that a rule gave groups their parameters.
 Status AddGroups(const std::vector<CommonGroup>& groups, std::optional<int64_t> common_step,
-                 const FamilyVariables& arguments, StepModel& header, StateDict& dict);
+                 const CommonState& job, StepModel& header, StateDict& dict);
 
 // Adds the entries of the state as documents "client/<key>", but for those that `is_other` names.
 Status AddDocuments(const CommonState& common,

@@ -62,7 +62,7 @@ Result<ChainedOptimizer> ReadOne(PickleRef root, const RankModel& rank, bool apa
     tensors.push_back(
         {one.tensor->name, one.tensor->tensor.dtype(), one.tensor->tensor.shape(), {}});
   }
-  auto members = MembersOf(out.groups, tensors);
+  auto members = MembersOf(out.groups, tensors, NormsDecay(rank.state));
   if (!members) {
     return Refuse(
         "Megatron's rule (experts of expert parallelism apart, weight decay for all but "

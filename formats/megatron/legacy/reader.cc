@@ -14,7 +14,6 @@
 #include "formats/megatron/job/job_state.h"
 #include "formats/megatron/legacy/local_names.h"
 #include "formats/megatron/legacy/stage_layers.h"
-#include "formats/megatron/source_form.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
@@ -213,7 +212,7 @@ Status LegacyReader::AddAllGroups() {
       if (seen.insert(std::move(text)).second) groups.push_back(group);
     }
   }
-  return AddGroups(groups, std::nullopt, assembler_.header(), dict_);
+  return AddGroups(groups, std::nullopt, ranks_.front().state, assembler_.header(), dict_);
 }
 
 void LegacyReader::LeaveOutOptimizer(std::string why) {
@@ -225,10 +224,10 @@ void LegacyReader::LeaveOutOptimizer(std::string why) {
 // ---- the rest -----------------------------------------------------------------------
 
 // Which modules keep something beside their tensors, as dist_checkpointing would name it.
-void LegacyReader::AddForm(const StageLayers& layers) {
-  SourceForm form;
+void LegacyReader::AddModuleKeys(const StageLayers& layers) {
+  ModuleKeys keys;
   const PickleRef frequency = ranks_.front().state.ArgumentOf("moe_layer_freq");
-  form.stacked = !frequency || frequency.IsNone() || frequency.Int() == 1;
+  keys.stacked = !frequency || frequency.IsNone() || frequency.Int() == 1;
   const auto experts = static_cast<uint64_t>(
       std::max<int64_t>(ranks_.front().state.Argument("num_experts").value_or(1), 1));
   for (const RankModel& rank : ranks_) {
@@ -238,15 +237,15 @@ void LegacyReader::AddForm(const StageLayers& layers) {
         const LocalName name = names.Of(object);
         if (name.name == kNotSaved) continue;
         const auto layered = LayeredNameOf(name.name);
-        Shape grid = layered && form.stacked ? Shape{files_.job.layers} : Shape{1};
+        Shape grid = layered && keys.stacked ? Shape{files_.job.layers} : Shape{1};
         if (name.form != LocalName::Form::kPlain) grid.push_back(experts);
-        form.objects.emplace(
-            layered && form.stacked ? StrCat(layered->before, layered->after) : name.name,
+        keys.objects.emplace(
+            layered && keys.stacked ? StrCat(layered->before, layered->after) : name.name,
             std::move(grid));
       }
     }
   }
-  assembler_.header().documents.push_back(DocumentOf(form));
+  assembler_.header().facts.modules = std::move(keys);
 }
 
 void LegacyReader::LeaveOutRest() {
@@ -334,7 +333,7 @@ Result<StepModel> LegacyReader::Read() && {
         common,
         [](std::string_view key) { return key == kOptimizer || key == kRandom || IsModelKey(key); },
         header));
-    AddForm(layers);
+    AddModuleKeys(layers);
     return settled;
   };
   auto settled = work();

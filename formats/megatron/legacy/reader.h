@@ -44,7 +44,7 @@ class LegacyReader {
   Status AddAllGroups();
   void LeaveOutOptimizer(std::string why);
   void LeaveOutRest();
-  void AddForm(const StageLayers& layers);
+  void AddModuleKeys(const StageLayers& layers);
   void FillHeader(std::optional<uint64_t> steps);
   Status CarryFiles();
 
