@@ -133,12 +133,13 @@ Status AddWeights(const std::shared_ptr<const ShownState>& shown, std::vector<Sh
   return {};
 }
 
-// The config's dtype follows the shown weights, except where a Hugging Face directory is
-// shown as it is.
+// The config's dtype follows the shown weights, and readers of transformers 4 find their keys in
+// it, except where a Hugging Face directory is shown as it is.
 std::string ConfigText(const StepModel& step, const Layout& layout, const std::string& config) {
   const auto shown = layout.dtype ? layout.dtype : step.model_dtype;
   const bool as_it_is = !layout.dtype && TraitsOf(step).pretrained;
-  return as_it_is || !shown ? config : WithDType(config, *shown);
+  if (as_it_is) return config;
+  return WithOlderKeys(shown ? WithDType(config, *shown) : config);
 }
 
 void AddModelFiles(const ShownState& shown, const ModelFiles& models, ViewTree& tree) {

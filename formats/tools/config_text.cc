@@ -3,6 +3,8 @@
 #include "formats/tools/config_text.h"
 
 #include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
 
 #include "core/base/json_text.h"
 #include "core/base/strings.h"
@@ -71,6 +73,12 @@ class TextValues {
   std::vector<Level> levels_;
 };
 
+// Where an object's closing brace stands.
+struct ObjectEnd {
+  std::string_view key;  // under which it stands at the top; "" for the top itself
+  size_t at = 0;
+};
+
 // The first of the keys that is a number.
 std::optional<uint64_t> NumberAt(const json& object, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
@@ -83,6 +91,73 @@ std::optional<uint64_t> NumberAt(const json& object, std::initializer_list<const
 // A config of a part (text_config), not of how weights are packed.
 bool IsPart(std::string_view key) {
   return key.ends_with("_config") && key != "quantization_config";
+}
+
+// The ends of the config and of its parts, in the order of the text.
+// REQUIRES: well-formed JSON.
+std::vector<ObjectEnd> ConfigEnds(std::string_view text) {
+  std::vector<ObjectEnd> ends;
+  std::vector<bool> lists;
+  std::string_view last, key;  // the last text; the last one of depth 1 before a colon
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (c == '"') {
+      const size_t begin = ++at;
+      while (text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+      last = text.substr(begin, at - begin);
+    }
+    if (c == ':' && lists.size() == 1) key = last;
+    if (c == '{' || c == '[') lists.push_back(c == '[');
+    if (c != '}' && c != ']') continue;
+    const bool part = lists.size() == 2 && !lists[0] && c == '}' && IsPart(key);
+    if (lists.size() == 1 && c == '}') ends.push_back({"", at});
+    if (part) ends.push_back({key, at});
+    lists.pop_back();
+  }
+  return ends;
+}
+
+// A key of transformers 4 for a value that transformers 5 writes under another one.
+struct OlderKey {
+  std::string_view model_type;  // "" for any
+  const char* older;
+  const char* newer;
+};
+// Those inside of rope_parameters.
+constexpr OlderKey kOlderRopeKeys[] = {
+    {"", "rope_theta", "rope_theta"},
+    {"", "partial_rotary_factor", "partial_rotary_factor"},
+    {"gpt_neox", "rotary_emb_base", "rope_theta"},
+    {"gpt_neox", "rotary_pct", "partial_rotary_factor"},
+};
+constexpr OlderKey kOlderKeys[] = {{"qwen3_moe", "num_experts", "num_local_experts"}};
+
+using Additions = std::vector<std::pair<std::string, json>>;
+
+void AddOlder(std::span<const OlderKey> rows, const json& config, const json& values,
+              Additions& out) {
+  const std::string type = TextAt(config, "model_type");
+  for (const auto& [model_type, older, newer] : rows) {
+    const auto value = values.find(newer);
+    const bool known = value != values.end() && value->is_number() && !config.contains(older);
+    if (known && (model_type.empty() || model_type == type)) out.emplace_back(older, *value);
+  }
+}
+
+// What the config lacks for a reader of transformers 4.
+Additions OlderKeysOf(const json& config) {
+  Additions out;
+  AddOlder(kOlderKeys, config, config, out);
+  const auto rope = config.find("rope_parameters");
+  if (rope == config.end() || !rope->is_object()) return out;
+  AddOlder(kOlderRopeKeys, config, *rope, out);
+  const std::string type = TextAt(*rope, "rope_type");
+  if (type.empty() || type == "default" || config.contains("rope_scaling")) return out;
+  json scaling = *rope;
+  scaling.erase("rope_theta");
+  scaling.erase("partial_rotary_factor");
+  out.emplace_back("rope_scaling", std::move(scaling));
+  return out;
 }
 
 }  // namespace
@@ -135,6 +210,26 @@ std::string WithDType(std::string_view config, DType shown) {
     out += config.substr(copied, found.begin - copied);
     out += TorchName(shown);
     copied = found.end;
+  }
+  out += config.substr(copied);
+  return out;
+}
+
+std::string WithOlderKeys(std::string_view config) {
+  const json parsed = Parsed(config);
+  std::string out;
+  size_t copied = 0;
+  for (const ObjectEnd& end : ConfigEnds(config)) {
+    const auto part = end.key.empty() ? parsed.end() : parsed.find(end.key);
+    const json& object = part == parsed.end() ? parsed : *part;
+    const bool missing = !end.key.empty() && part == parsed.end();  // an escaped key
+    if (missing || !object.is_object() || object.empty()) continue;
+    const size_t text_end = config.find_last_not_of(" \t\r\n", end.at - 1) + 1;
+    out += config.substr(copied, text_end - copied);
+    for (const auto& [key, value] : OlderKeysOf(object)) {
+      out += StrCat(",\n  ", json(key).dump(), ": ", value.dump());
+    }
+    copied = text_end;
   }
   out += config.substr(copied);
   return out;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // These functions read the facts in a config.json of transformers that matter to its
-// weights, and make the one change that a view may make to its text: the dtype, as
-// save_pretrained writes it.
+// weights, and make the two changes that a view may make to its text: the dtype, as
+// save_pretrained writes it, and the keys under which older releases look for what
+// transformers 5 writes under new ones.
 //
 // Thread safety: pure functions.
 
@@ -44,5 +45,12 @@ std::vector<std::string> ReadModuleFolders(std::string_view modules);
 // in the configs of its parts) replaced by `shown` where it is another float;
 // the rest byte for byte.  REQUIRES: ReadConfigFacts accepts it.
 std::string WithDType(std::string_view config, DType shown);
+
+// The text with keys of transformers 4 behind the others, in it and in the configs of its parts:
+// rope_theta, rope_scaling and partial_rotary_factor out of rope_parameters, which transformers 4
+// does not know: it would compute with its own defaults, without a word.  Transformers 5 reads the
+// same config with and without them.  A key that is there stays as it is; the rest is kept byte for
+// byte.  REQUIRES: ReadConfigFacts accepts it.
+std::string WithOlderKeys(std::string_view config);
 
 }  // namespace ckptfs

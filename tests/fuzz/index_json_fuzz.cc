@@ -34,6 +34,9 @@ void CheckConfig(std::string_view text) {
   if (!facts) return;
   const std::string changed = ckptfs::WithDType(text, ckptfs::DType::kBF16);
   FUZZ_CHECK(ckptfs::WithDType(changed, ckptfs::DType::kBF16) == changed);
+  const std::string older = ckptfs::WithOlderKeys(text);
+  FUZZ_CHECK(ckptfs::ReadConfigFacts(older));
+  FUZZ_CHECK(ckptfs::WithOlderKeys(older) == older);
   const auto again = ckptfs::ReadConfigFacts(changed);
   FUZZ_CHECK(again.has_value());
   FUZZ_CHECK(again->model_type == facts->model_type && again->version == facts->version);

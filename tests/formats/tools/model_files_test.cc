@@ -68,6 +68,32 @@ TEST(ConfigTextTest, OnlyTheDTypesOfWeightsAreReplaced) {
   EXPECT_EQ(WithDType(R"({"dtype": "int8"})", DType::kF32), R"({"dtype": "int8"})");
 }
 
+// Values of transformers 5's keys under those of transformers 4; nothing else changes.
+TEST(ConfigTextTest, OlderReleasesFindTheirKeys) {
+  EXPECT_EQ(WithOlderKeys(R"({"rope_parameters": {"rope_theta": 77.0, "rope_type": "default"}
+})"),
+            R"({"rope_parameters": {"rope_theta": 77.0, "rope_type": "default"},
+  "rope_theta": 77.0
+})");
+  EXPECT_EQ(
+      WithOlderKeys(
+          R"({"a": [{}, "}"], "text_config": {"rope_parameters": {"rope_theta": 5, "rope_type": "yarn", "factor": 2.5}}})"),
+      R"({"a": [{}, "}"], "text_config": {"rope_parameters": {"rope_theta": 5, "rope_type": "yarn", "factor": 2.5},
+  "rope_theta": 5,
+  "rope_scaling": {"factor":2.5,"rope_type":"yarn"}}})");
+  EXPECT_EQ(WithOlderKeys(R"({"model_type": "qwen3_moe", "num_local_experts": 4})"),
+            R"({"model_type": "qwen3_moe", "num_local_experts": 4,
+  "num_experts": 4})");
+  for (const char* as_it_is :
+       {"{}", "{ }", R"({"model_type": "mixtral", "num_local_experts": 4})",
+        R"({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 77.0}})",
+        R"({"rope_parameters": {"full_attention": {"rope_theta": 77.0}}})",
+        R"({"quantization_config": {"rope_parameters": {"rope_theta": 77.0}}})",
+        R"({"rope_parameters": [1], "text_config": {}, "b_config": [{}]})"}) {
+    EXPECT_EQ(WithOlderKeys(as_it_is), as_it_is);
+  }
+}
+
 TEST(ModelFilesTest, NamesOfModelFiles) {
   for (const char* name : {"config.json", "tokenizer.model", "vocab.txt", "chat_template.jinja",
                            "modeling_new.py", "generation_config.json"}) {
