@@ -506,9 +506,11 @@ Follower::Seen Follower::Look(Time now) {
 
 std::vector<Follower::Waiting> Follower::waiting() const {
   std::vector<Waiting> out;
+  const auto place = PlaceOf(directory_);
   for (const auto& [directory, known] : known_) {
     if (known.adopted()) continue;
-    out.push_back(Waiting{known.id, known.why, known.state == State::kLeftBehind, known.refused()});
+    out.push_back(Waiting{known.id, known.why, place ? place->root->PathOf(directory) : "",
+                          known.state == State::kLeftBehind, known.refused()});
   }
   std::stable_sort(out.begin(), out.end(), [](const Waiting& a, const Waiting& b) {
     return a.left_behind > b.left_behind;

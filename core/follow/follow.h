@@ -75,6 +75,7 @@ class Follower {
   struct Waiting {
     std::string id;
     std::string why;
+    std::string path;          // its directory, absolute; empty while what is followed is not there
     bool left_behind = false;  // by its save: it did not change while a later step came
     bool refused = false;      // it is whole, and cannot be adopted as it is
   };

@@ -450,6 +450,17 @@ Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
   return request;
 }
 
+Result<IngestRequest> AbsoluteIngest(IngestRequest ingest) {
+  const bool file =
+      ingest.family.find('/') != std::string::npos || ingest.family.ends_with(".toml");
+  for (std::string* path :
+       {&ingest.hf_config, &ingest.parameter_order, file ? &ingest.family : nullptr}) {
+    if (path == nullptr || path->empty()) continue;
+    CKPT_ASSIGN_OR_RETURN(*path, AbsolutePath(*path));
+  }
+  return ingest;
+}
+
 void AddConfigOption(Command& command, std::string& file) {
   command
       .Add("--config", file,
@@ -526,6 +537,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   auto commands = std::make_unique<CommandSet>();
   AddMountCommand(*commands);
   AddDaemonCommand(*commands);
+  AddIngestCommand(*commands);
   AddUmountCommand(*commands);
   AddAdoptCommand(*commands);
   AddListCommand(*commands);

@@ -51,6 +51,8 @@ class CommandSet {
 void AddStoreOption(Command& command, std::string& store);
 void AddJsonOption(Command& command, bool& json);
 void AddIngestOptions(Command& command, IngestRequest& request);
+// The same with the paths of files absolute, for a daemon.
+Result<IngestRequest> AbsoluteIngest(IngestRequest request);
 // The snapshot settings of a mount and of a daemon.
 struct SnapshotFlags {
   SnapshotRequest request;
@@ -118,6 +120,7 @@ void AddDiffCommand(CommandSet& commands);
 void AddExplainCommand(CommandSet& commands);
 void AddExportCommand(CommandSet& commands);
 void AddGcCommand(CommandSet& commands);
+void AddIngestCommand(CommandSet& commands);
 void AddInfoCommand(CommandSet& commands);
 void AddListCommand(CommandSet& commands);
 void AddLsCommand(CommandSet& commands);

@@ -50,14 +50,24 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool dae
                                             Patience patience) {
   CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
   std::vector<LiveMount> mounts = FindLiveMounts(scope.store, patience);
+  bool ingests = false;
   if (!daemons) {
-    std::erase_if(mounts, [](const LiveMount& mount) { return mount.mountpoint.empty(); });
+    std::erase_if(mounts, [&](const LiveMount& mount) {
+      ingests = ingests || (mount.ingest && mount.mountpoint == scope.mountpoint);
+      return mount.mountpoint.empty() || mount.ingest;
+    });
   }
   if (!scope.mountpoint.empty()) {
     std::erase_if(mounts,
                   [&](const LiveMount& mount) { return mount.mountpoint != scope.mountpoint; });
   }
   if (!mounts.empty()) return mounts;
+  if (ingests) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(scope.mountpoint,
+                       ": jobs save there (`ckptfs ingest`), and it shows no "
+                       "views: name a mount of the store"));
+  }
   if (!options.mountpoint.empty()) {
     CKPT_RETURN_IF_ERROR(CheckOwnMount(options.mountpoint));
   }

@@ -73,19 +73,6 @@ Status CheckCheckpoint(const std::string& path) {
       StrCat(path, " is a store, not a checkpoint; do you mean --store ", ShellWord(path), "?"));
 }
 
-// How checkpoints are adopted, with the paths of files absolute.
-Result<IngestRequest> IngestOf(const MountFlags& options) {
-  IngestRequest ingest = options.ingest;
-  const bool file =
-      ingest.family.find('/') != std::string::npos || ingest.family.ends_with(".toml");
-  for (std::string* path :
-       {&ingest.hf_config, &ingest.parameter_order, file ? &ingest.family : nullptr}) {
-    if (path == nullptr || path->empty()) continue;
-    CKPT_ASSIGN_OR_RETURN(*path, AbsolutePath(*path));
-  }
-  return ingest;
-}
-
 // Relative paths end here: the daemon's working directory is /.
 Result<MountRequest> RequestOf(const MountFlags& options) {
   MountRequest request = options.request;
@@ -93,7 +80,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   std::vector<std::string> paths = PathsOf(options);
   CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(paths.back()));
   paths.pop_back();
-  CKPT_ASSIGN_OR_RETURN(const IngestRequest ingest, IngestOf(options));
+  CKPT_ASSIGN_OR_RETURN(const IngestRequest ingest, AbsoluteIngest(options.ingest));
   for (const std::string& path : paths) CKPT_RETURN_IF_ERROR(CheckCheckpoint(path));
   paths.insert(paths.end(), options.adopt.begin(), options.adopt.end());
   for (const std::string& path : paths) {

@@ -279,6 +279,16 @@ void PrintFollow(const Json& follow) {
   }
 }
 
+// A mount that jobs save into.
+void PrintIngest(const Json& ingest) {
+  const uint64_t open = Number(ingest, "open_for_writing");
+  fmt::print(
+      "  jobs save here into {}, {}; {} open for writing\n",
+      Printable(ingest.value("directory", "")),
+      ingest.value("passthrough", false) ? "written by the kernel" : "written through the daemon",
+      Counted(open, "file"));
+}
+
 void PrintMount(const Json& mount, bool verbose) {
   fmt::print("{}: {}\n", Printable(WhereOf(mount)), Printable(HealthText(mount)));
   if (!mount.contains("status") || !mount["status"].is_object()) return;
@@ -293,6 +303,7 @@ void PrintMount(const Json& mount, bool verbose) {
                lives > 1 ? StrCat(" of ", lives, " lives") : "",
                Printable(steps.value("latest", "")));
   }
+  if (status.contains("ingest")) PrintIngest(status["ingest"]);
   for (const Json& follow : status.value("following", Json::array())) PrintFollow(follow);
   if (status.contains("requests")) PrintServed(status);
   if (!AnySnapshots(status)) return;

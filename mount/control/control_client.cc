@@ -67,7 +67,8 @@ std::optional<LiveMount> Greet(const std::string& path, Patience patience) {
                    hello->value("pid", 0),
                    BytesOfUtf8(hello->value("hf_config", "")),
                    hello->value("version", ""),
-                   hello->value("generation", uint64_t{0})};
+                   hello->value("generation", uint64_t{0}),
+                   hello->value("ingest", false)};
 }
 
 }  // namespace

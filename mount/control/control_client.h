@@ -31,6 +31,7 @@ struct LiveMount {
   std::string hf_config = {};  // the directory of its --hf-config; empty without it
   std::string version = {};    // of its program; empty: one that does not say
   uint64_t generation = 0;     // how many programs served the mount before
+  bool ingest = false;         // jobs save there, and it shows no views
 };
 
 // How long to wait for an answer; 0: for ever.

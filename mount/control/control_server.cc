@@ -154,6 +154,7 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
                         {"pid", ::getpid()},
                         {"hf_config", Utf8OfBytes(hf_config_)},
                         {"version", CKPTFS_VERSION},
+                        {"ingest", status_.mirror != nullptr},
                         {"generation", generation_}});
   }
   if (operation == "status") {
@@ -168,7 +169,10 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   if (operation == "upgrade") {
     if (!hooks_.upgrade) {
       return Refusal(Error{ErrorCode::kUnsupported,
-                           "a daemon without a mount: start it again, ranks tell the next one"});
+                           status_.mirror
+                               ? "jobs save there: unmount it when none does, and start it again"
+                               : "a daemon without a mount: start it again, ranks tell the next "
+                                 "one"});
     }
     const Status begun = hooks_.upgrade(Text(request, "program"));
     return begun ? Success(nullptr) : Refusal(begun.error());
@@ -179,7 +183,7 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   }
   if (filesystem_ != nullptr) return AnswerOfMount(request, operation);
   if (operation == "refresh" || operation == "let_go") return Success(nullptr);  // it shows none
-  return Refusal(Error{ErrorCode::kUnsupported, "the daemon does not have a mount"});
+  return Refusal(Error{ErrorCode::kUnsupported, "the daemon does not show any views"});
 }
 
 std::string ControlServer::AnswerOfMount(const Json& request, const std::string& operation) {

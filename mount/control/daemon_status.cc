@@ -16,6 +16,7 @@ nlohmann::json DaemonStatus::Render(StatusDepth depth) const {
   const nlohmann::json received = snapshots ? snapshots() : nlohmann::json();
   if (!received.is_null()) status["snapshots"] = received;
   if (following) status["following"] = following();
+  if (mirror) status["ingest"] = mirror();
   if (configuration) status["configuration"] = configuration();
   return status;
 }

@@ -22,6 +22,7 @@ struct DaemonStatus {
   Part snapshots = {};               // null JSON where none are received
   Part following = {};               // the directories that are followed, as a list
   Part configuration = {};           // the files that options were read from
+  Part mirror = {};                  // of `ckptfs ingest`: the directory that jobs write to
 
   // The filesystem's status, with "process" and a member for each part that there is.
   // BLOCKS: as Filesystem::StatusJson.

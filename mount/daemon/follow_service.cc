@@ -119,6 +119,14 @@ void FollowService::Count(const Follower::Seen& seen, double look_seconds) {
   now.adopted += seen.adopted.size();
   now.adopted -= std::min(now.adopted, seen.withdrawn.size());
   now.adopted_total += seen.adopted.size();
+  for (const StepRecord& gone : seen.withdrawn) {
+    std::erase_if(now.committed,
+                  [&](const StepRecord& one) { return one.run == gone.run && one.id == gone.id; });
+  }
+  now.committed.insert(now.committed.end(), seen.adopted.begin(), seen.adopted.end());
+  if (now.committed.size() > kShown) {
+    now.committed.erase(now.committed.begin(), now.committed.end() - kShown);
+  }
   now.withdrawn_total += seen.withdrawn.size();
   if (!seen.adopted.empty()) {
     const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();

@@ -40,6 +40,7 @@ struct FollowStatus {
   uint64_t left_behind_steps = 0;
   uint64_t refused_steps = 0;
   std::vector<Follower::Waiting> waiting;  // the first hundred
+  std::vector<StepRecord> committed;       // the last hundred that were adopted
   std::string idle;                        // why nothing was adopted so far
 };
 

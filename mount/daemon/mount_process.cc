@@ -26,6 +26,7 @@
 #include "mount/daemon/process_setup.h"
 #include "mount/daemon/shown_warnings.h"
 #include "mount/daemon/snapshot_service.h"
+#include "mount/fuse/fuse_ops.h"
 #include "mount/fuse/fuse_session.h"
 #include "mount/fuse/mount_table.h"
 #include "mount/logging.h"
@@ -83,6 +84,7 @@ struct Daemon {
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
+  RequestTarget target;
   std::unique_ptr<FuseSession> session;
   uint64_t generation = 0;  // programs that served the mount before
   std::unique_ptr<SnapshotService> snapshots;
@@ -93,46 +95,11 @@ struct Daemon {
   Succession succession;
 };
 
-// No mount of ours is there: the mount itself, if it is another's.
-Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
-  if (!entry || entry->type != "fuse.ckptfs") return entry;
-  return Fail(ErrorCode::kExists, StrCat(path, ": a ckptfs mount of ", entry->source,
-                                         " is there already; run `ckptfs "
-                                         "umount ",
-                                         ShellWord(path), "` first"));
-}
-
-Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
-  const std::string& path = request.mountpoint;
-  if (IsDeadMount(path)) {
-    Say(StrCat(path, ": the daemon of an earlier mount is gone; cleaning up"));
-    CKPT_RETURN_IF_ERROR(UnmountLazily(path));
-  }
-  CKPT_RETURN_IF_ERROR(FindForeignMount(path));  // before anything is made
-  std::error_code error;
-  if (request.mkdir) std::filesystem::create_directories(path, error);
-  CKPT_RETURN_IF_ERROR(claim.TakeDirectory());
-  CKPT_ASSIGN_OR_RETURN(const auto entry, FindForeignMount(path));  // nobody mounts from here on
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
-  }
-  if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
-  if (!entry && !request.nonempty && !std::filesystem::is_empty(path, error) && !error) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(path,
-                       ": not empty, and the mount would hide its files; name the mount "
-                       "point last "
-                       "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or give --nonempty"));
-  }
-  for (const auto& [what, below] :
-       {std::pair("store", request.store), std::pair("spool", request.snapshots.spool)}) {
-    if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
-    return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": the ", what, " ", below, " must not lie under the mount point"));
-  }
-  return {};
+MountpointNeeds NeedsOf(const MountRequest& request) {
+  return {request.mountpoint,
+          request.mkdir,
+          request.nonempty,
+          {{"store", request.store}, {"spool", request.snapshots.spool}}};
 }
 
 // --adopt: what was adopted decides what /view shows unless --run and --step do.
@@ -300,7 +267,7 @@ void GoOn(const MountState& before, Daemon& daemon) {
   for (const TakenFile& taken : daemon.filesystem->TakeOver(before.kernel)) {
     const auto id = before.backing_ids.find(static_cast<uint64_t>(taken.file.handle));
     if (id == before.backing_ids.end()) continue;
-    daemon.session->backing_ids().Restore(taken.inode, taken.file, id->second);
+    daemon.target.backing_ids().Restore(taken.inode, taken.file, id->second);
   }
 }
 
@@ -318,20 +285,24 @@ void ForgetContents(const MountState& before, Daemon& daemon) {
 Status StartDaemon(const MountRequest& request, ServedMount* left, Daemon& daemon) {
   FilesystemOptions options = OptionsOf(request);
   CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
-  if (left == nullptr) CKPT_RETURN_IF_ERROR(PrepareMountpoint(request, claim));
+  if (left == nullptr) CKPT_RETURN_IF_ERROR(PrepareMountpoint(NeedsOf(request), claim));
   CKPT_RETURN_IF_ERROR(OpenForMount(request, left != nullptr, daemon, options));
   RefreshDaemons(request.store);
   daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
   daemon.formats = MakeViewFormats(request.models);
   if (left == nullptr) {
-    CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(SessionOf(request)));
+    CKPT_ASSIGN_OR_RETURN(daemon.session,
+                          FuseSession::Mount(SessionOf(request), ViewHandlers(daemon.target)));
   } else {
     daemon.generation = left->state.generation + 1;
-    CKPT_ASSIGN_OR_RETURN(
-        daemon.session,
-        FuseSession::Resume(SessionOf(request), {std::move(left->device), left->state.greeting}));
+    CKPT_ASSIGN_OR_RETURN(daemon.session,
+                          FuseSession::Resume(SessionOf(request), ViewHandlers(daemon.target),
+                                              {std::move(left->device), left->state.greeting}));
   }
-  CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
+  if (!daemon.target.WaitForInit()) {
+    return Fail(ErrorCode::kIo, StrCat("the kernel ended the mount at ", request.mountpoint));
+  }
+  const SessionFeatures& features = daemon.target.features();
   const bool privileged = HasSysAdmin();  // registering backing files needs it
   options.passthrough = features.passthrough && privileged;
   options.direct_io_mmap = features.direct_io_mmap;
@@ -346,7 +317,7 @@ Status StartDaemon(const MountRequest& request, ServedMount* left, Daemon& daemo
                         Filesystem::Create(*daemon.catalogue, daemon.formats, std::move(options)));
   daemon.mounted.Set(daemon.filesystem.get());
   if (left != nullptr) GoOn(left->state, daemon);
-  daemon.session->Serve(*daemon.filesystem);
+  daemon.target.Serve(*daemon.filesystem);
   if (left != nullptr) ForgetContents(left->state, daemon);
   return {};
 }
@@ -363,31 +334,6 @@ std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daem
   snapshots.store = request.store;
   return std::make_unique<SnapshotService>(*daemon.store, *daemon.catalogue, std::move(snapshots),
                                            std::move(hooks));
-}
-
-// Another process, which has none of our files, checks that the mount answers: a thread that
-// waits for its own process's answer cannot be killed, and would keep the mount and itself for
-// good.
-Status AskMount(const std::string& mountpoint) {
-  const pid_t child = ::fork();
-  if (child == 0) {  // of a process with threads: system calls only
-    CloseAllDescriptors();
-    struct stat info {};
-    ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
-  }
-  if (child < 0) {  // no more processes for this user: no reason not to serve
-    Log(LogLevel::kWarning, StrCat("the new mount is not "
-                                   "tested: ",
-                                   ErrnoError(errno, "fork").message));
-    return {};
-  }
-  int ended = 0;
-  pid_t waited = 0;
-  do {
-    waited = ::waitpid(child, &ended, 0);
-  } while (waited < 0 && errno == EINTR);
-  const int error = waited < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
-  return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
 }
 
 // REQUIRES: its snapshots are there.
@@ -508,7 +454,7 @@ Status GiveWay(const MountRequest& request, const std::string& log, Daemon& daem
   MountState state = StateOf(request, log, daemon);
   state.greeting = std::move(connection.greeting);
   state.kernel = daemon.filesystem->HandOver();
-  state.backing_ids = daemon.session->backing_ids().All();
+  state.backing_ids = daemon.target.backing_ids().All();
   std::vector<std::string> words = request.words;
   words.insert(words.begin(), program);
   Error failed =

@@ -8,9 +8,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <optional>
 
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
+#include "mount/fuse/mount_table.h"
+#include "mount/logging.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -62,6 +67,51 @@ Status MountpointClaim::TakeDirectory() {
     return Fail(IsClaimed(mountpoint_));
   }
   directory_ = *std::move(directory);
+  return {};
+}
+
+namespace {
+
+// No mount of ours is there: the mount itself, if it is another's.
+Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
+  if (!entry || entry->type != "fuse.ckptfs") return entry;
+  return Fail(ErrorCode::kExists, StrCat(path, ": a ckptfs mount of ", entry->source,
+                                         " is there already; run `ckptfs "
+                                         "umount ",
+                                         ShellWord(path), "` first"));
+}
+
+}  // namespace
+
+Status PrepareMountpoint(const MountpointNeeds& needs, MountpointClaim& claim) {
+  const std::string& path = needs.path;
+  if (IsDeadMount(path)) {
+    Log(LogLevel::kInfo, StrCat(path, ": the daemon of an earlier mount is gone; cleaning up"));
+    CKPT_RETURN_IF_ERROR(UnmountLazily(path));
+  }
+  CKPT_RETURN_IF_ERROR(FindForeignMount(path));  // before anything is made
+  std::error_code error;
+  if (needs.mkdir) std::filesystem::create_directories(path, error);
+  CKPT_RETURN_IF_ERROR(claim.TakeDirectory());
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindForeignMount(path));  // nobody mounts from here on
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
+  }
+  if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
+  if (!entry && !needs.nonempty && !std::filesystem::is_empty(path, error) && !error) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path,
+                       ": not empty, and the mount would hide its files; name the mount "
+                       "point last "
+                       "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or give --nonempty"));
+  }
+  for (const auto& [what, below] : needs.outside) {
+    if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": the ", what, " ", below, " must not lie under the mount point"));
+  }
   return {};
 }
 

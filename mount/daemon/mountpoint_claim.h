@@ -14,6 +14,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
@@ -39,5 +41,16 @@ class MountpointClaim {
   Descriptor name_;
   Descriptor directory_;
 };
+
+struct MountpointNeeds {
+  std::string path;  // absolute and without links
+  bool mkdir = false;
+  bool nonempty = false;  // it may have files in it, which are hidden
+  // (what it is, its directory): these must not lie under the mount point.  "" is nowhere.
+  std::vector<std::pair<std::string, std::string>> outside;
+};
+
+// Makes a place fit to be mounted at: cleans up a dead mount, makes the directory, and claims it.
+Status PrepareMountpoint(const MountpointNeeds& needs, MountpointClaim& claim);
 
 }  // namespace ckptfs

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -36,6 +37,28 @@ void CloseAllDescriptors() {
   rlimit limit{};  // a kernel before 5.9
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1 << 20;
   for (rlim_t file = 0; file < limit.rlim_cur; ++file) ::close(static_cast<int>(file));
+}
+
+Status AskMount(const std::string& mountpoint) {
+  const pid_t child = ::fork();
+  if (child == 0) {  // of a process with threads: system calls only
+    CloseAllDescriptors();
+    struct stat info {};
+    ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
+  }
+  if (child < 0) {  // no more processes for this user: no reason not to serve
+    Log(LogLevel::kWarning, StrCat("the new mount is not "
+                                   "tested: ",
+                                   ErrnoError(errno, "fork").message));
+    return {};
+  }
+  int ended = 0;
+  pid_t waited = 0;
+  do {
+    waited = ::waitpid(child, &ended, 0);
+  } while (waited < 0 && errno == EINTR);
+  const int error = waited < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
+  return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
 }
 
 Result<Descriptor> SignalDescriptor() {

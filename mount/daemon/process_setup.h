@@ -22,6 +22,11 @@ void RaiseDescriptorLimit();
 // In a child of a process with threads: system calls only.
 void CloseAllDescriptors();
 
+// Success if the mount answers.  Another process asks, which has none of our files: a thread that
+// waits for its own process's answer cannot be killed, and would keep the mount and itself for
+// good. May be called by any thread, with others about.
+Status AskMount(const std::string& mountpoint);
+
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 as a descriptor; blocked before any thread starts, so that
 // none of them ends a thread in the middle of something.
 Result<Descriptor> SignalDescriptor();

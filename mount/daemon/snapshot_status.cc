@@ -102,8 +102,13 @@ Json ToJson(const FollowStatus& status) {
   for (const Follower::Waiting& step : status.waiting) {
     waiting.push_back({{"id", step.id},
                        {"why", step.why},
+                       {"path", step.path},
                        {"left_behind", step.left_behind},
                        {"refused", step.refused}});
+  }
+  Json committed = Json::array();
+  for (const StepRecord& step : status.committed) {
+    committed.push_back({{"run", step.run}, {"id", step.id}, {"path", step.source}});
   }
   return {{"path", status.path},
           {"run", status.run},
@@ -118,6 +123,7 @@ Json ToJson(const FollowStatus& status) {
           {"left_behind_steps", status.left_behind_steps},
           {"refused_steps", status.refused_steps},
           {"waiting", std::move(waiting)},
+          {"committed", std::move(committed)},
           {"idle", status.idle.empty() ? Json(nullptr) : Json(status.idle)}};
 }
 

@@ -25,6 +25,9 @@ bool RequestPassthrough(fuse_conn_info& connection);
 // Ask that files opened for direct I/O may be mapped.
 bool RequestDirectIoMmap(fuse_conn_info& connection);
 
+// The filesystem clears set-user-ID bits itself where a file is written, cut or given away.
+void RequestKillPrivileges(fuse_conn_info& connection);
+
 // INTERRUPT requests are not wanted: reads are short.
 void RefuseInterrupts(fuse_conn_info& connection);
 

@@ -19,6 +19,8 @@ bool RequestPassthrough(fuse_conn_info&) { return false; }
 
 bool RequestDirectIoMmap(fuse_conn_info&) { return false; }
 
+void RequestKillPrivileges(fuse_conn_info&) {}
+
 void RefuseInterrupts(fuse_conn_info&) {}
 
 int OpenBacking(fuse_req_t, int) {

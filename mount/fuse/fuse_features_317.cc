@@ -20,6 +20,10 @@ bool RequestDirectIoMmap(fuse_conn_info& connection) {
   return fuse_set_feature_flag(&connection, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
 }
 
+void RequestKillPrivileges(fuse_conn_info& connection) {
+  fuse_set_feature_flag(&connection, FUSE_CAP_HANDLE_KILLPRIV_V2);
+}
+
 void RefuseInterrupts(fuse_conn_info& connection) { connection.no_interrupt = 1; }
 
 int OpenBacking(fuse_req_t request, int fd) { return fuse_passthrough_open(request, fd); }

@@ -437,9 +437,9 @@ fuse_lowlevel_ops MakeOperations() {
 
 }  // namespace
 
-const fuse_lowlevel_ops& FuseOperations() {
+SessionHandlers ViewHandlers(RequestTarget& target) {
   static const fuse_lowlevel_ops operations = MakeOperations();
-  return operations;
+  return {&operations, &target, [&target] { target.Abandon(); }};
 }
 
 }  // namespace ckptfs

@@ -16,10 +16,9 @@
 
 #include "fs/filesystem.h"
 #include "mount/fuse/backing_ids.h"
+#include "mount/fuse/fuse_session.h"
 
 namespace ckptfs {
-
-inline constexpr uint32_t kMaxRequestBytes = 1 << 20;  // of one READ
 
 // The features that the kernel granted in INIT.
 struct SessionFeatures {
@@ -53,7 +52,7 @@ class RequestTarget {
   BackingIds backing_ids_;
 };
 
-// For fuse_session_new; userdata is a RequestTarget.
-const fuse_lowlevel_ops& FuseOperations();
+// The handlers of a session that shows views.  `target` must outlive it.
+SessionHandlers ViewHandlers(RequestTarget& target);
 
 }  // namespace ckptfs

@@ -43,7 +43,8 @@ std::string EscapeOption(std::string_view text) {  // libfuse splits options at 
 // The options both libfuse and the kernel get.
 std::string MountOptionsText(const SessionOptions& options) {
   return StrCat(
-      "ro,nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=", kMaxRequestBytes,
+      options.access == MountAccess::kRead ? "ro" : "rw",
+      ",nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=", kMaxRequestBytes,
       ",fsname=", EscapeOption(options.source), options.allow_other ? ",allow_other" : "");
 }
 
@@ -56,8 +57,9 @@ Result<int> MountPrivileged(const SessionOptions& options) {
       StrCat("fd=", device.get(), ",rootmode=40000,user_id=", ::geteuid(),
              ",group_id=", ::getegid(), ",default_permissions,max_read=", kMaxRequestBytes,
              options.allow_other ? ",allow_other" : "");
+  const unsigned long access = options.access == MountAccess::kRead ? MS_RDONLY : 0;
   if (::mount(options.source.c_str(), options.mountpoint.c_str(), "fuse.ckptfs",
-              MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {
+              access | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {
     return device.Release();
   }
   return Fail(ErrnoError(errno, StrCat("mounting at ", options.mountpoint)));
@@ -116,8 +118,9 @@ bool HasSysAdmin() {
   return false;
 }
 
-Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options) {
-  std::unique_ptr<FuseSession> session(new FuseSession(options));
+Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options,
+                                                        SessionHandlers handlers) {
+  std::unique_ptr<FuseSession> session(new FuseSession(options, std::move(handlers)));
   CKPT_RETURN_IF_ERROR(session->Begin());
   if (Status mounted = MountSession(session->session_, options); !mounted) {
     fuse_session_destroy(std::exchange(session->session_, nullptr));
@@ -129,8 +132,9 @@ Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& op
 }
 
 Result<std::unique_ptr<FuseSession>> FuseSession::Resume(const SessionOptions& options,
+                                                         SessionHandlers handlers,
                                                          FuseConnection connection) {
-  std::unique_ptr<FuseSession> session(new FuseSession(options));
+  std::unique_ptr<FuseSession> session(new FuseSession(options, std::move(handlers)));
   CKPT_RETURN_IF_ERROR(session->Begin());
   const std::string device = StrCat("/dev/fd/", connection.device.get());
   if (fuse_session_mount(session->session_, device.c_str()) != 0) {
@@ -155,7 +159,8 @@ Status FuseSession::Begin() {
   std::string text = MountOptionsText(options_);
   char* words[] = {program.data(), flag.data(), text.data(), nullptr};
   fuse_args arguments = FUSE_ARGS_INIT(3, words);
-  session_ = fuse_session_new(&arguments, &FuseOperations(), sizeof(fuse_lowlevel_ops), &target_);
+  session_ = fuse_session_new(&arguments, handlers_.operations, sizeof(fuse_lowlevel_ops),
+                              handlers_.userdata);
   fuse_opt_free_args(&arguments);
   if (session_ == nullptr) return Fail(ErrorCode::kInternal, "libfuse refused its options");
   return {};
@@ -210,13 +215,6 @@ FuseSession::~FuseSession() {
   }
 }
 
-Result<SessionFeatures> FuseSession::WaitForInit() {
-  if (!target_.WaitForInit()) {
-    return Fail(ErrorCode::kIo, StrCat("the kernel ended the mount at ", options_.mountpoint));
-  }
-  return target_.features();
-}
-
 void FuseSession::Loop() {
   sigset_t wake;
   sigemptyset(&wake);
@@ -230,7 +228,7 @@ void FuseSession::Loop() {
   fuse_session_loop_mt(session_, config);
   fuse_loop_cfg_destroy(config);
   loop_ended_ = true;
-  target_.Abandon();
+  if (handlers_.abandon) handlers_.abandon();
   const uint64_t one = 1;
   if (::write(ended_.get(), &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
 }
@@ -274,7 +272,7 @@ void FuseSession::Stop() {
     if (const auto status = UnmountLazily(options_.mountpoint); !status) {
       Log(LogLevel::kWarning, status.error().message);
     }
-    target_.Abandon();
+    if (handlers_.abandon) handlers_.abandon();
     EndLoop();
   }
   loop_.join();
