@@ -320,7 +320,7 @@ void Follower::Withdraw(const StepCandidate& step, Known& known, Seen& seen) {
 void Follower::Confirm(Known& known, Seen& seen) {
   const Status confirmed = store_.Confirm(*known.provisional);
   if (!confirmed) seen.said.push_back(confirmed.error().message);
-  known.provisional.reset();
+  seen.confirmed.push_back(*std::exchange(known.provisional, std::nullopt));
   known.state = State::kAdopted;
   known.due = Time::max();
 }

@@ -66,6 +66,7 @@ class Follower {
   struct Seen {
     std::vector<StepRecord> adopted;    // by iteration
     std::vector<StepRecord> withdrawn;  // provisional ones that are written again
+    std::vector<StepRecord> confirmed;  // those that rested, as they were
     std::vector<std::string> said;      // each once, for the log
     Time next;                          // to look again, should nothing be heard before
     Time earliest;                      // whatever is heard: looking must not keep a machine busy

@@ -119,15 +119,8 @@ void FollowService::Count(const Follower::Seen& seen, double look_seconds) {
   now.adopted += seen.adopted.size();
   now.adopted -= std::min(now.adopted, seen.withdrawn.size());
   now.adopted_total += seen.adopted.size();
-  for (const StepRecord& gone : seen.withdrawn) {
-    std::erase_if(now.committed,
-                  [&](const StepRecord& one) { return one.run == gone.run && one.id == gone.id; });
-  }
-  now.committed.insert(now.committed.end(), seen.adopted.begin(), seen.adopted.end());
-  if (now.committed.size() > kShown) {
-    now.committed.erase(now.committed.begin(), now.committed.end() - kShown);
-  }
   now.withdrawn_total += seen.withdrawn.size();
+  CountCommitted(seen);
   if (!seen.adopted.empty()) {
     const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
     now.last_adopted_ns = std::chrono::nanoseconds(since_1970).count();
@@ -143,6 +136,24 @@ void FollowService::Count(const Follower::Seen& seen, double look_seconds) {
                         : now.waiting_steps);
   }
   if (now.waiting.size() > kShown) now.waiting.resize(kShown);
+}
+
+void FollowService::CountCommitted(const Follower::Seen& seen) {
+  std::vector<StepRecord>& committed = status_.committed;
+  const auto same = [](const StepRecord& as) {
+    return [&as](const StepRecord& one) { return one.run == as.run && one.id == as.id; };
+  };
+  for (const StepRecord& gone : seen.withdrawn) std::erase_if(committed, same(gone));
+  for (const StepRecord& sure : seen.confirmed) {
+    const auto found = std::ranges::find_if(committed, same(sure));
+    if (found != committed.end()) found->provisional = false;
+  }
+  for (const StepRecord& fresh : seen.adopted) {
+    std::erase_if(committed, same(fresh));
+    committed.push_back(fresh);
+  }
+  if (committed.size() <= kShown) return;
+  committed.erase(committed.begin(), committed.end() - static_cast<std::ptrdiff_t>(kShown));
 }
 
 void FollowService::Start() {

@@ -77,6 +77,7 @@ class FollowService {
   Worker::Time Turn();
   std::vector<StepRecord> Look();  // returns the steps that it adopted
   void Count(const Follower::Seen& seen, double look_seconds) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountCommitted(const Follower::Seen& seen) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayIdle(bool first);
 
   Store& store_;

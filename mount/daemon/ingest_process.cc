@@ -105,7 +105,8 @@ FollowService::Hooks HooksOf(const IngestMountRequest& request) {
   hooks.say = [](std::string_view line) { Log(LogLevel::kInfo, line); };
   hooks.withdrawn = tell;
   hooks.adopted = [tell](const std::vector<StepRecord>& records) {
-    for (const StepRecord& record : records) Log(LogLevel::kInfo, StrCat("adopted ", record.run, "/", record.id));
+    for (const StepRecord& record : records)
+      Log(LogLevel::kInfo, StrCat("adopted ", record.run, "/", record.id));
     tell(records);
   };
   return hooks;
@@ -144,17 +145,18 @@ SessionOptions SessionOf(const IngestMountRequest& request) {
 
 Status MountIt(const IngestMountRequest& request, IngestDaemon& daemon) {
   CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
-  CKPT_RETURN_IF_ERROR(PrepareMountpoint({request.mountpoint,
-                                          request.mkdir,
-                                          request.nonempty,
-                                          {{"store", request.store},
-                                           {"directory", request.adopt.ingest.path}}},
-                                         claim));
+  CKPT_RETURN_IF_ERROR(
+      PrepareMountpoint({request.mountpoint,
+                         request.mkdir,
+                         request.nonempty,
+                         {{"store", request.store}, {"directory", request.adopt.ingest.path}}},
+                        claim));
   CKPT_RETURN_IF_ERROR(Open(request, daemon));
   CKPT_ASSIGN_OR_RETURN(daemon.session,
                         FuseSession::Mount(SessionOf(request), MirrorHandlers(*daemon.target)));
   if (!daemon.target->passthrough()) {
-    Log(LogLevel::kInfo, StrCat("files are written through the daemon, which is slower: kernel passthrough ",
+    Log(LogLevel::kInfo,
+        StrCat("files are written through the daemon, which is slower: kernel passthrough ",
                !request.passthrough ? "is switched off"
                : HasSysAdmin()      ? "needs Linux 6.9 and a build with libfuse 3.17"
                                     : "needs root"));
@@ -174,9 +176,7 @@ nlohmann::json MirrorJson(const IngestMountRequest& request, const IngestDaemon&
 
 DaemonStatus StatusOf(const IngestMountRequest& request, const IngestDaemon& daemon) {
   DaemonStatus status;
-  status.following = [&daemon] {
-    return nlohmann::json::array({ToJson(daemon.follow->status())});
-  };
+  status.following = [&daemon] { return nlohmann::json::array({ToJson(daemon.follow->status())}); };
   status.configuration = [&daemon] { return daemon.configuration->Describe(); };
   status.mirror = [&request, &daemon] { return MirrorJson(request, daemon); };
   return status;
@@ -248,10 +248,10 @@ Status RunIngest(const IngestMountRequest& request, const std::function<void()>&
   const std::string log = LogTarget(request.log, request.store, request.mountpoint.substr(1));
   MakeConfiguration(request, log, daemon);
   CKPT_RETURN_IF_ERROR(Listen(request, daemon));
-  const std::string mounted = StrCat(
-      request.mountpoint, " takes saves for ", request.adopt.ingest.path, " into ", request.store);
+  const std::string mounted = StrCat(request.mountpoint, " takes saves for ",
+                                     request.adopt.ingest.path, " into ", request.store);
   Log(LogLevel::kInfo, StrCat(mounted, "; `ckptfs mount --store ", ShellWord(request.store),
-             " MOUNTPOINT` shows them; log: ", log));
+                              " MOUNTPOINT` shows them; log: ", log));
   MoveLog(log, request.log_format);
   WriteRecord(request, log, daemon);
   ready();

@@ -41,8 +41,8 @@ class Viewer {
     open_how how{};
     how.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
-    const Descriptor opened(static_cast<int>(
-        ::syscall(SYS_openat2, root_.get(), below.c_str(), &how, sizeof how)));
+    const Descriptor opened(
+        static_cast<int>(::syscall(SYS_openat2, root_.get(), below.c_str(), &how, sizeof how)));
     return opened.valid();
   }
 
@@ -76,8 +76,7 @@ std::string IngestStatusText(const FollowStatus& status, const Descriptor& root,
     const std::string_view state = step.left_behind ? "not taken, its save died: "
                                    : step.refused   ? "not taken: "
                                                     : "in progress: ";
-    lines.push_back(
-        StrCat(state, step.id, viewer.PlaceOf(step.id, step.path), ": ", step.why));
+    lines.push_back(StrCat(state, step.id, viewer.PlaceOf(step.id, step.path), ": ", step.why));
   }
   if (lines.empty()) {
     lines.push_back(status.idle.empty() ? std::string("no steps that you may see") : status.idle);

@@ -66,8 +66,8 @@ ActAs::ActAs(const MirrorCaller& caller) {
   gid_ = ::getegid();
   if (caller.uid == 0 && caller.gid == gid_) return;
   root_ = true;
-  const bool done = (caller.uid == 0 || SetGroups(caller.groups)) && SetGroup(caller.gid) &&
-                    SetUser(caller.uid);
+  const bool done =
+      (caller.uid == 0 || SetGroups(caller.groups)) && SetGroup(caller.gid) && SetUser(caller.uid);
   if (!done) error_ = EPERM;
 }
 

@@ -80,8 +80,8 @@ class Mirror {
 
   Errno<MirrorEntry> MakeDirectory(MirrorId parent, const std::string& name, mode_t mode,
                                    const MirrorCaller& caller);
-  // EPERM for devices.
-  Errno<MirrorEntry> MakeNode(MirrorId parent, const std::string& name, mode_t mode,
+  // Devices are made for those who may make some, and opened for nobody (the mount is nodev).
+  Errno<MirrorEntry> MakeNode(MirrorId parent, const std::string& name, mode_t mode, dev_t device,
                               const MirrorCaller& caller);
   Errno<MirrorEntry> MakeSymlink(MirrorId parent, const std::string& name,
                                  const std::string& target, const MirrorCaller& caller);
@@ -118,6 +118,8 @@ class Mirror {
   Mirror(std::unique_ptr<MirrorNodes> nodes, StatusText status, struct stat top);
   struct stat StatusAttributes() const;
   Errno<PlacePtr> PlaceOf(MirrorId id, const MirrorFile* open);
+  Errno<std::string> ReadAttribute(MirrorId id, const std::string& name,
+                                   const MirrorCaller& caller);
   Errno<PlacePtr> PlaceWithAttributes(MirrorId id, const std::string& name);
   // Runs `act` (the directory's descriptor) as the caller, and looks up what it made.
   template <class Act>

@@ -6,8 +6,8 @@
 //
 // A number of descriptors is kept.  One that was let go is opened again by the parent's and the
 // name, and has to be the same inode (device, number, time of birth); else the answer is ESTALE and
-// the kernel looks the name up again.  An inode that loses its name through the mirror (unlink, rename
-// over it) could not be found again, so its descriptor is kept until the kernel forgets it.
+// the kernel looks the name up again.  An inode that loses its name through the mirror (unlink,
+// rename over it) could not be found again, so its descriptor is kept until the kernel forgets it.
 //
 // Thread safety: all methods may be called concurrently.  The lock is not held over system calls.
 // Lifetime: nodes are shared; a node holds its parent.

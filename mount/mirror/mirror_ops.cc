@@ -122,9 +122,8 @@ void Init(void* userdata, fuse_conn_info* connection) {
 }
 
 void Lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
-  Answer(request, [&](Mirror& mirror) {
-    return ReplyEntry(request, mirror, mirror.Lookup(parent, name));
-  });
+  Answer(request,
+         [&](Mirror& mirror) { return ReplyEntry(request, mirror, mirror.Lookup(parent, name)); });
 }
 
 void Forget(fuse_req_t request, fuse_ino_t inode, uint64_t count) {
@@ -168,8 +167,8 @@ void SetAttributes(fuse_req_t request, fuse_ino_t inode, struct stat* attributes
         TimeOf(to_set, FUSE_SET_ATTR_ATIME_NOW, FUSE_SET_ATTR_ATIME, attributes->st_atim);
     change.new_times[1] =
         TimeOf(to_set, FUSE_SET_ATTR_MTIME_NOW, FUSE_SET_ATTR_MTIME, attributes->st_mtim);
-    return ReplyAttributes(
-        request, inode, mirror.Change(inode, change, FileOf(info), CallerOf(request)));
+    return ReplyAttributes(request, inode,
+                           mirror.Change(inode, change, FileOf(info), CallerOf(request)));
   });
 }
 
@@ -182,9 +181,10 @@ void ReadLink(fuse_req_t request, fuse_ino_t inode) {
   });
 }
 
-void MakeNode(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
+void MakeNode(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
   Answer(request, [&](Mirror& mirror) {
-    return ReplyEntry(request, mirror, mirror.MakeNode(parent, name, mode, CallerOf(request)));
+    return ReplyEntry(request, mirror,
+                      mirror.MakeNode(parent, name, mode, device, CallerOf(request)));
   });
 }
 
@@ -249,12 +249,12 @@ int AcquireBacking(fuse_req_t request, MirrorFile& file) {
   const ActAs as(CallerOf(request, false));
   if (as.error() != 0) return 0;
   const WithoutSetIdRight without;
-  const int id =
-      target.backing_ids().Acquire(request, InodeNumber{file.node->id}, backing);
+  const int id = target.backing_ids().Acquire(request, InodeNumber{file.node->id}, backing);
   if (id > 0) return id;
   if (target.refused++ == 0) {
-    Log(LogLevel::kWarning, StrCat("a file is written through this process: no kernel passthrough: ",
-                                   std::generic_category().message(errno)));
+    Log(LogLevel::kWarning,
+        StrCat("a file is written through this process: no kernel passthrough: ",
+               std::generic_category().message(errno)));
   }
   return 0;
 }
@@ -314,6 +314,7 @@ void Read(fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_i
       fuse_reply_buf(request, file.text.data() + begin, std::min(size, file.text.size() - begin));
       return 0;
     }
+    ++TargetOf(request).reads;
     fuse_bufvec bytes = FUSE_BUFVEC_INIT(size);
     bytes.buf[0].flags = static_cast<fuse_buf_flags>(FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK);
     bytes.buf[0].fd = file.file.get();
@@ -323,8 +324,7 @@ void Read(fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_i
   });
 }
 
-void Write(fuse_req_t request, fuse_ino_t, fuse_bufvec* bytes, off_t offset,
-           fuse_file_info* info) {
+void Write(fuse_req_t request, fuse_ino_t, fuse_bufvec* bytes, off_t offset, fuse_file_info* info) {
   Answer(request, [&](Mirror&) {
     const MirrorFile& file = *FileOf(info);
     ++TargetOf(request).writes;
@@ -388,9 +388,8 @@ void CopyRange(fuse_req_t request, fuse_ino_t, off_t from, fuse_file_info* in, f
   Answer(request, [&](Mirror&) {
     const ActAs as(CallerOf(request, false));
     if (as.error() != 0) return as.error();
-    const ssize_t copied = ::copy_file_range(FileOf(in)->file.get(), &from,
-                                             FileOf(out)->file.get(), &to, length,
-                                             static_cast<unsigned>(flags));
+    const ssize_t copied = ::copy_file_range(FileOf(in)->file.get(), &from, FileOf(out)->file.get(),
+                                             &to, length, static_cast<unsigned>(flags));
     if (copied < 0) return errno;
     fuse_reply_write(request, static_cast<size_t>(copied));
     return 0;
@@ -447,11 +446,10 @@ void List(fuse_req_t request, size_t size, off_t offset, fuse_file_info* info, b
       if (entry == nullptr && errno != 0 && used == 0) return errno;
       if (entry == nullptr) break;
       // A file of this name in the directory itself is hidden.
-      const bool hidden =
-          directory.node->id == kMirrorRoot && Mirror::kStatusName == entry->d_name;
+      const bool hidden = directory.node->id == kMirrorRoot && Mirror::kStatusName == entry->d_name;
       if (!hidden) {
-        const size_t length = AddEntry(request, mirror, directory, plus, *entry,
-                                       buffer.data() + used, size - used);
+        const size_t length =
+            AddEntry(request, mirror, directory, plus, *entry, buffer.data() + used, size - used);
         if (length > size - used) {
           ::seekdir(directory.listing.get(), directory.position);
           break;

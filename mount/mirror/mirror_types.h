@@ -48,13 +48,13 @@ std::string PathOfPlace(int fd);
 // As CKPT_ASSIGN_OR_RETURN and CKPT_RETURN_IF_ERROR, for Errno.
 #define MIRROR_ASSIGN_OR_RETURN(lhs, expression) \
   MIRROR_ASSIGN_OR_RETURN_(CKPT_CONCAT(mirror_result_, __LINE__), lhs, expression)
-#define MIRROR_ASSIGN_OR_RETURN_(result, lhs, expression)            \
-  auto result = (expression);                                        \
-  if (!result) [[unlikely]]                                          \
-    return ::ckptfs::FailErrno(result.error());                      \
+#define MIRROR_ASSIGN_OR_RETURN_(result, lhs, expression) \
+  auto result = (expression);                             \
+  if (!result) [[unlikely]]                               \
+    return ::ckptfs::FailErrno(result.error());           \
   lhs = *std::move(result)
-#define MIRROR_RETURN_IF_ERROR(expression)                             \
-  do {                                                                 \
+#define MIRROR_RETURN_IF_ERROR(expression)                              \
+  do {                                                                  \
     if (auto mirror_status = (expression); !mirror_status) [[unlikely]] \
-      return ::ckptfs::FailErrno(mirror_status.error());               \
+      return ::ckptfs::FailErrno(mirror_status.error());                \
   } while (false)

@@ -65,18 +65,34 @@ def dcp(folder):
     checkpoint.save({'model': weights, 'optimizer': states}, checkpoint_id=f'{folder}/step_1')
 
 
-def pretrained(folder):
-    """transformers' save_pretrained."""
+def llama():
+    """A tiny model of transformers."""
     import transformers
     config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                       num_attention_heads=4, num_key_value_heads=2)
-    transformers.LlamaForCausalLM(config).save_pretrained(f'{folder}/checkpoint-1')
+    return transformers.LlamaForCausalLM(config)
+
+
+def pretrained(folder):
+    """transformers' save_pretrained."""
+    llama().save_pretrained(f'{folder}/final')
+
+
+def trainer(folder):
+    """transformers' Trainer saves two steps."""
+    import transformers
+    args = transformers.TrainingArguments(folder, max_steps=2, save_steps=1, per_device_train_batch_size=1, report_to=[],
+                                          disable_tqdm=True, use_cpu=True)
+    rows = [{'input_ids': [1, 2, 3], 'labels': [1, 2, 3]}] * 4
+    transformers.Trainer(llama(), args, train_dataset=rows).train()
 
 
 def megatron(folder):
     """Megatron-Core's dist_checkpointing, of tensors that ranks have a part of each."""
     import torch
     import torch.distributed as dist
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'fixtures', 'megatron'))
+    import megatron_ranks  # noqa: F401 (answers what Megatron asks of a GPU)
     from megatron.core import dist_checkpointing
     dist.init_process_group('gloo')
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -93,8 +109,10 @@ def megatron(folder):
 def main():
     """One rank."""
     kind, folder, rank, world, port = sys.argv[1:]
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR='127.0.0.1',
-                      MASTER_PORT=port, DS_ACCELERATOR='cpu', HF_HUB_OFFLINE='1')
+    os.environ.update(DS_ACCELERATOR='cpu', HF_HUB_OFFLINE='1', ACCELERATE_TORCH_DEVICE='cpu')
+    if world != '1':
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_ADDR='127.0.0.1',
+                          MASTER_PORT=port)
     import torch
     torch.set_num_threads(1)
     globals()[kind](folder)
