@@ -450,6 +450,7 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                       StrCat("the key '", key, "'"), why, ""});
   }
   for (const TrainableModule& other : keys_.other_models) {
+    if (other.average || IsAverageKey(other.key)) continue;  // nobody takes it for the model
     LeaveOut(header, {LeftOutPart::kModel, StrCat(ModelKeyText(other.key), " as a model"),
                       StrCat("a step has one model, and this one's is ",
                              ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",

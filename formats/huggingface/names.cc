@@ -45,6 +45,10 @@ std::optional<std::string_view> VariantOf(const Form& form, std::string_view nam
 
 }  // namespace
 
+bool IsAdapterFile(std::string_view name) {
+  return std::ranges::find(kAdapters, name) != kAdapters.end();
+}
+
 Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names) {
   std::map<std::string, WeightsName> variants;  // the first form of each
   for (const Form& form : kForms) {

@@ -35,6 +35,9 @@ struct WeightsName {
   bool adapter = false;
 };
 
+// PEFT's "adapter_model.safetensors" and ".bin".
+bool IsAdapterFile(std::string_view name);
+
 // Nothing if no name is that of weights.  kInvalid where only several variants are
 // there.
 Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names);

@@ -517,6 +517,10 @@ void Reader::FillHeader() {
     }
   }
   for (const std::string& name : files_.others) {
+    if (IsAdapterFile(name)) {
+      LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
+                        "it is an adapter (PEFT) beside a whole model", ""});
+    }
     if (!IsOtherModel(name)) continue;
     LeaveOut(header,
              {LeftOutPart::kModel, StrCat("'", name, "'"),

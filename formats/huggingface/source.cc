@@ -22,6 +22,8 @@ using huggingface::StepFiles;
 constexpr std::array<std::string_view, 5> kFileSuffixes = {".safetensors", ".bin", ".pt", ".pth",
                                                            ".ckpt"};
 
+constexpr std::string_view kAdapterConfig = "adapter_config.json";
+
 using RootPointer = std::shared_ptr<const Root>;
 
 // The name of a directory of the root, or of the root itself.
@@ -33,13 +35,25 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
   return NameOf(root, directory).starts_with("models--");
 }
 
+// True if each of these directories holds an adapter, as PEFT saves several of one model.
+Result<bool> AreAdapters(const Root& root, const std::string& directory,
+                         const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(JoinPath(directory, name), std::string(kAdapterConfig));
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, path));
+    if (!there) return false;
+  }
+  return true;
+}
+
 // A directory in which weights are, whatever Complete will say of them; an adapter
 // only where nothing else can be meant.
 Result<bool> HasWeights(const Root& root, const std::string& directory,
                         const StepEntries& entries) {
   const auto chosen = huggingface::ChooseWeights(entries.files);
   if (!chosen) return true;
-  if (*chosen) return !(*chosen)->adapter || entries.directories.empty();
+  if (*chosen && !(*chosen)->adapter) return true;
+  if (*chosen) return AreAdapters(root, directory, entries.directories);
   if (!entries.HasFile(std::string(kModelConfig))) return false;
   CKPT_ASSIGN_OR_RETURN(const std::string configured,
                         huggingface::ConfiguredWeights(root, directory));

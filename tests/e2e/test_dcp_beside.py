@@ -230,7 +230,7 @@ def _train(rank, ranks, folder):
         model(torch.ones(2, 10)).sum().backward()
         optimizer.step()
         weights, optim = get_state_dict(model, optimizer)
-        dcp.save({'model': weights, 'optim': optim, 'ema': ema, 'of_ranks': [ema]}, checkpoint_id=f'{folder}/run/step-1')
+        dcp.save({'model': weights, 'optim': optim, 'ema': ema, 'ema_of_ranks': [ema]}, checkpoint_id=f'{folder}/run/step-1')
         whole = {'model': weights, 'ema': ema}
         truth = {part: {name: tensor.full_tensor() for name, tensor in of.items()} for part, of in whole.items()}
         if rank == 0:
@@ -240,13 +240,13 @@ def _train(rank, ranks, folder):
         for view in ('tp1', 'dp3'):
             ema = {name: torch.zeros_like(tensor) for name, tensor in ema.items()}
             weights, optim = get_state_dict(model, optimizer)
-            target = {'model': weights, 'optim': optim, 'ema': ema, 'of_ranks': [dict(ema)]}
+            target = {'model': weights, 'optim': optim, 'ema': ema, 'ema_of_ranks': [dict(ema)]}
             dcp.load(target, checkpoint_id=open(f'{folder}/{view}.at').read())
             set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optim)
             for part, of in truth.items():
                 for name, tensor in of.items():
                     assert torch.equal(target[part][name].full_tensor(), tensor), (view, part, name)
-                    assert torch.equal(target['of_ranks'][0][name].full_tensor(), truth['ema'][name])
+                    assert torch.equal(target['ema_of_ranks'][0][name].full_tensor(), truth['ema'][name])
     dist.barrier()
     dist.destroy_process_group()
 

@@ -125,7 +125,7 @@ def test_runs_one_level_below_are_found_and_said(ckptfs, source, tmp_path):
 
 def write_model(folder, file='model.safetensors'):
     """Weights of one element."""
-    os.makedirs(folder)
+    os.makedirs(folder, exist_ok=True)
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     with open(f'{folder}/{file}', 'wb') as f:
         f.write(struct.pack('<Q', len(header)) + header + b'wwww')
@@ -152,6 +152,17 @@ def test_an_adapter_is_not_called_unfinished(ckptfs, tmp_path):
     assert done.returncode == 4 and 'incomplete' not in done.stderr
     assert done.stderr.count('an adapter (PEFT)') == 2 and 'adopt the file itself' in done.stderr
     assert ckptfs.adopt(tmp_path / 'out/checkpoint-10' / file).stdout.split() == [f'checkpoint-10/{file}']
+
+
+def test_adapters_beside_others_are_named(ckptfs, tmp_path):
+    step = tmp_path / 'out' / 'checkpoint-7'
+    for folder in step, step / 'second':
+        write_model(folder, 'adapter_model.safetensors')
+        (folder / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
+    assert 'an adapter (PEFT)' in ckptfs.adopt(tmp_path / 'out', check=False).stderr
+    write_model(step)
+    done = ckptfs.adopt(tmp_path / 'out')
+    assert "left out: 'adapter_model.safetensors': it is an adapter (PEFT) beside a whole model" in done.stderr
 
 
 def test_many_steps_of_a_run_are_not_all_told(ckptfs, tmp_path):
