@@ -256,8 +256,11 @@ Result<bool> LookAt(const Place& place, Sources sources, const ToolHints& hints,
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
                           source->Find(place.root, place.directory));
     for (StepCandidate& candidate : candidates) {
-      // A run's newest step has that name.
-      if (candidate.id == kLatest) candidate.id = StrCat(kLatest, "-1");
+      // A run's newest step has that name; a file that has it is a pointer.
+      if (candidate.id == kLatest) {
+        CKPT_ASSIGN_OR_RETURN(const bool step, HasDirectory(*place.root, candidate.directory));
+        if (step) candidate.id += "-1";
+      }
       here.steps.push_back(FoundStep{std::move(candidate), source.get()});
     }
   }

@@ -449,13 +449,22 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
     LeaveOut(header, {optimizer ? LeftOutPart::kOptimizer : LeftOutPart::kDocument,
                       StrCat("the key '", key, "'"), why, ""});
   }
+  TrainableModule model{WithoutDot(keys_.model), {}};
+  for (const StateDict::Tensor& one : dict_.tensors) {
+    model.parameters.push_back({one.name, one.shape});
+  }
   for (const TrainableModule& other : keys_.other_models) {
-    if (other.average || IsAverageKey(other.key)) continue;  // nobody takes it for the model
-    LeaveOut(header, {LeftOutPart::kModel, StrCat(ModelKeyText(other.key), " as a model"),
-                      StrCat("a step has one model, and this one's is ",
-                             ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",
-                             keys_.why_model, "); dcp/ has it as it was saved"),
-                      "--model KEY takes it instead"});
+    const std::string why =
+        StrCat("the model is ", ModelKeyText(model.key), " (", keys_.why_model, ")");
+    // A word alone has told it from a twin.
+    if (MayBeTrained(model, other) && AreTwins(model, other)) {
+      LeaveOut(header,
+               {LeftOutPart::kModel, StrCat(ModelKeyText(other.key), " as a model"),
+                StrCat(why, "; dcp/ has it as it was saved"), "--model KEY takes it instead"});
+      continue;
+    }
+    header.notes.push_back(StrCat(why, "; ", ModelKeyText(other.key),
+                                  " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {
     header.notes.push_back(StrCat(dropped,

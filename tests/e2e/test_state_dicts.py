@@ -293,3 +293,17 @@ def test_a_directory_that_is_called_latest(ckptfs, tmp_path):
         dcp.save({'model': MODEL}, checkpoint_id=str(tmp_path / 'run' / name), no_dist=True)
     assert set(ckptfs.adopt(tmp_path / 'run', 'run').stdout.split()) == {'run/best', 'run/latest-1'}
     assert ckptfs.adopt(tmp_path / 'run' / 'latest', 'again').stdout.split() == ['again/latest-1']
+
+
+def test_adapters_beside_others_are_named(ckptfs, tmp_path):
+    """As PEFT saves several, and beside a whole model."""
+    from safetensors.torch import save_file
+    step = tmp_path / 'out' / 'checkpoint-7'
+    for folder in step, step / 'second':
+        folder.mkdir(parents=True)
+        save_file({'base_model.model.l.0.lora_A.weight': torch.randn(2, 6)}, folder / 'adapter_model.safetensors')
+        (folder / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
+    assert 'an adapter (PEFT)' in ckptfs.adopt(tmp_path / 'out', check=False).stderr
+    save_file(PLAIN, step / 'model.safetensors', metadata={'format': 'pt'})
+    said = ckptfs.adopt(tmp_path / 'out').stderr
+    assert "left out: 'adapter_model.safetensors': it is an adapter (PEFT) beside a whole model" in said

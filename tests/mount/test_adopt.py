@@ -154,17 +154,6 @@ def test_an_adapter_is_not_called_unfinished(ckptfs, tmp_path):
     assert ckptfs.adopt(tmp_path / 'out/checkpoint-10' / file).stdout.split() == [f'checkpoint-10/{file}']
 
 
-def test_adapters_beside_others_are_named(ckptfs, tmp_path):
-    step = tmp_path / 'out' / 'checkpoint-7'
-    for folder in step, step / 'second':
-        write_model(folder, 'adapter_model.safetensors')
-        (folder / 'adapter_config.json').write_text('{"peft_type": "LORA"}')
-    assert 'an adapter (PEFT)' in ckptfs.adopt(tmp_path / 'out', check=False).stderr
-    write_model(step)
-    done = ckptfs.adopt(tmp_path / 'out')
-    assert "left out: 'adapter_model.safetensors': it is an adapter (PEFT) beside a whole model" in done.stderr
-
-
 def test_many_steps_of_a_run_are_not_all_told(ckptfs, tmp_path):
     for number in range(1, 12):
         write_model(tmp_path / 'out' / f'step_{number}')
