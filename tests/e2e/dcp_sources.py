@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 import daemon
-from cells import GIVEN, MESHES, NOT_OF_TRANSFORMERS, NOT_TRIED, RANKS, TOOLS, Target, probe
+from cells import GIVEN, MEGATRON, MESHES, NOT_OF_MEGATRON, NOT_OF_TRANSFORMERS, NOT_TRIED, RANKS, TOOLS, Target, probe
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'dcp'))
@@ -34,6 +34,8 @@ def adopt(program, source):
 
 def why_not(source, column):
     """Why a column has no pair of this source."""
+    if column == MEGATRON:
+        return NOT_OF_MEGATRON
     if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
         return NOT_TRIED
     if column == GIVEN and not VARIANTS[source.removeprefix(PREFIX)][1].get('transformers'):

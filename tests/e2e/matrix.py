@@ -6,7 +6,7 @@ Usage: matrix.py [--all] [--part P ...] [--source S ...] [--column C ...] [--mis
 
 Adopts the sources into one store, mounts it once, and for each pair lets unmodified software load
 the view: DeepSpeed's engines, torch.distributed.checkpoint on meshes, from_pretrained, Trainer,
-accelerate, Lightning; and reads the files of ranks.  Loaded values must equal a truth that none of
+accelerate, Lightning, ranks of Megatron; and reads the files of ranks.  Loaded values must equal a truth that none of
 our code made, bit for bit; the next losses must equal those of the run that never stopped, or of a
 module that torch itself filled.  The parts say which pairs there are:
 
@@ -15,6 +15,7 @@ module that torch itself filled.  The parts say which pairs there are:
   huggingface  huggingface_pairs.py   transformers' models
   tools        tool_sources.py        directories of Trainer, accelerate, Lightning
   to_dcp       dcp_pairs.py           sources of DeepSpeed's and transformers' models on every mesh
+  megatron     megatron_pairs.py      what Megatron saved, and what its ranks load of it and of transformers' models
 
 Without --all (or one of the choices) it runs a selection that has every column and every kind of
 source.  Results are kept in --results (.cache/matrix.json), with the program that gave them; where that
@@ -45,7 +46,7 @@ from matrix_results import ROOT, Results, read_page  # noqa: E402
 
 # In the order of the page; a later one has columns of the sources of the earlier.
 PARTS = {'deepspeed': 'deepspeed_pairs', 'dcp': 'dcp_sources', 'huggingface': 'huggingface_pairs',
-         'tools': 'tool_sources', 'to_dcp': 'dcp_pairs'}
+         'tools': 'tool_sources', 'to_dcp': 'dcp_pairs', 'megatron': 'megatron_pairs'}
 PAGE = os.path.join(ROOT, 'docs', 'reference', 'compatibility.md')
 
 

@@ -25,6 +25,7 @@ are the unmodified software that loaded a mounted view of them:
 
 - {engines}: a DeepSpeed engine, from `deepspeed/`; of the tiny model of the first table at every DP 1-4, TP 1, 2, 4, PP 1-3, or with experts of DeepSpeed's own DP and EP 1, 2, 4, on at most 8 ranks;
 - {meshes}: `torch.distributed.checkpoint.load`, strict, with the optimizer, from `dcp/`: FSDP2 on 2 and on 3 ranks, HSDP on 2 x 2, FSDP2 x TP on 2 x 2, one process;
+- `megatron`: `dist_checkpointing.load` of megatron-core 0.16.1 from `megatron/`, strict, with the optimizer, by four ranks at three layouts (tp, pp, ep), none of them the source's;
 - `huggingface`: `from_pretrained`, whose every entry of the state_dict and logits are compared, from a mount without options;
 - `{given}`: the same from a mount with `--hf-config DIR`, which gives steps a `config.json` that have none;
 - {tools}: `Trainer.train(resume_from_checkpoint=...)`, `Accelerator.load_state(...)`, `Trainer.fit(ckpt_path=...)`, of the tool that saved;
@@ -33,13 +34,10 @@ are the unmodified software that loaded a mounted view of them:
 *exact*: every master, moment, 16-bit weight, buffer and step that was loaded equalled, bit for bit, what the live job held, gathered without code of ours; a number
 says at how many layouts. Losses of the next two steps of an engine or on a mesh were those of the run that never stopped, or of a module that torch itself filled with the truth on
 the same mesh: to the last bit where gradients are added in the same order, within rounding noise elsewhere. Where *weights alone were saved*, engines were compared with one that begins with these
-weights, and on meshes nothing steps; what else was not compared, a note in the cell says. [Testing](testing.md) names the engines of the first table that load and cannot take a step, whatever
+weights, and on meshes nothing steps; what else was not compared, a note in the cell says. [Testing](../inside/testing.md) names the engines of the first table that load and cannot take a step, whatever
 they load, and those whose rates DeepSpeed itself mixes.
 *refused*: the program or the software that loads says why, below, and what helps; beside *exact* in one cell it is of some of its layouts. *n/a*: there is nothing
 to load or to compare. Software that cannot run here, on a CPU, has neither row nor column.
-
-`megatron/` has no column, and Megatron's saves no row: their ranks take longer than all others. `e2e_megatron_source` and `e2e_megatron_view` compare them, bit for bit, with megatron-core 0.16.1 (by hand with 0.18.2 and 0.19.2): a Megatron
-save, DeepSpeed at ZeRO 1, 2, 3 and AutoTP, FSDP2 and Hugging Face directories of Llama, Qwen 2 and Mixtral are loaded at other TP, PP, VPP and EP, with optimizers where there are any.
 """
 
 

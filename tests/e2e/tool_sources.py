@@ -28,7 +28,7 @@ import test_dcp_source  # noqa: E402
 import test_tools  # noqa: E402
 import tool_jobs  # noqa: E402
 import torch_jobs  # noqa: E402
-from cells import GIVEN, MESHES, NOT_TRIED, OWN_CONFIG, RANKS, TOOLS, Target, said_of  # noqa: E402
+from cells import ALIKE, GIVEN, MEGATRON, MESHES, NOT_OF_MEGATRON, NOT_TRIED, OWN_CONFIG, RANKS, TOOLS, Target, said_of  # noqa: E402
 
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
@@ -65,6 +65,8 @@ def has_config(source):
 
 def why_not(source, column):
     """Why a column has no pair of this source."""
+    if column == MEGATRON:
+        return ALIKE if has_config(source) else NOT_OF_MEGATRON
     if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
         return NOT_TRIED
     if column == GIVEN and has_config(source):
