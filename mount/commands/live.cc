@@ -28,28 +28,9 @@ Status CheckOwnMount(const std::string& mountpoint) {
       StrCat(path, ": user ", *user, " mounted it; its daemon answers that user's commands"));
 }
 
-}  // namespace
-
-void AddLiveOptions(Command& command, LiveOptions& options) {
-  AddStoreOption(command, options.store);
-  command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
-}
-
-Result<LiveScope> ScopeOf(const LiveOptions& options) {
-  LiveScope scope;
-  if (options.mountpoint.empty() || !options.store.empty()) {
-    CKPT_ASSIGN_OR_RETURN(scope.store, StorePath(options.store));
-  }
-  if (!options.mountpoint.empty()) {
-    CKPT_ASSIGN_OR_RETURN(scope.mountpoint, MountpointPath(options.mountpoint));
-  }
-  return scope;
-}
-
-Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons,
-                                            Patience patience) {
-  CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
-  std::vector<LiveMount> mounts = FindLiveMounts(scope.store, patience);
+// Of those that answer the ones that are meant.
+Result<std::vector<LiveMount>> ChooseOf(std::vector<LiveMount> mounts, const LiveOptions& options,
+                                        const LiveScope& scope, bool daemons) {
   bool ingests = false;
   if (!daemons) {
     std::erase_if(mounts, [&](const LiveMount& mount) {
@@ -77,10 +58,34 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool dae
                                         : StrCat("no live mount at ", options.mountpoint));
 }
 
-Result<std::vector<LiveMount>> ChooseAnswering(const LiveOptions& options) {
-  auto mounts = ChooseMounts(options);
+}  // namespace
+
+void AddLiveOptions(Command& command, LiveOptions& options) {
+  AddStoreOption(command, options.store);
+  command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
+}
+
+Result<LiveScope> ScopeOf(const LiveOptions& options) {
+  LiveScope scope;
+  if (options.mountpoint.empty() || !options.store.empty()) {
+    CKPT_ASSIGN_OR_RETURN(scope.store, StorePath(options.store));
+  }
+  if (!options.mountpoint.empty()) {
+    CKPT_ASSIGN_OR_RETURN(scope.mountpoint, MountpointPath(options.mountpoint));
+  }
+  return scope;
+}
+
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons,
+                                            Patience patience) {
   CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
-  const std::vector<LiveMount> answered = mounts ? *mounts : std::vector<LiveMount>();
+  return ChooseOf(FindLiveMounts(scope.store, patience), options, scope, daemons);
+}
+
+Result<std::vector<LiveMount>> ChooseAnswering(const LiveOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
+  const std::vector<LiveMount> answered = FindLiveMounts(scope.store);
+  auto mounts = ChooseOf(answered, options, scope, false);
   for (const DaemonFacts& daemon : SilentDaemons(scope.store, answered)) {
     const bool asked = scope.mountpoint.empty() ? !daemon.mountpoint.empty()
                                                 : daemon.mountpoint == scope.mountpoint;
