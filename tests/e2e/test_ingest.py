@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -202,6 +203,56 @@ def test_another_users_files_are_that_users(ckptfs, tmp_path):
                   ['mv', f'{mount}/job', f'{mount}/mine']):
         assert as_user(4712, *words).returncode != 0, words
     assert as_user(4711, 'rm', '-r', f'{mount}/job').returncode == 0
+
+
+def acl(*entries):
+    """The attribute of an ACL: (tag, permissions, number) each; in the kernel's order."""
+    return struct.pack('<I', 2) + b''.join(struct.pack('<HHI', *entry) for entry in entries)
+
+
+ANY = 0xffffffff  # no number
+
+
+@pytest.mark.skipif(not ROOT, reason='becomes another user')
+def test_acls_umasks_and_set_user_id_bits_are_the_disks(ckptfs, tmp_path):
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        os.chmod(folder, 0o755)
+    directory = tmp_path / 'saves'
+    mount = ingest(ckptfs, directory)
+    os.chmod(mount, 0o755)
+    file = os.path.join(mount, 'f')
+
+    def as_user(uid, gid, line):
+        return subprocess.run(['sh', '-c', line], user=uid, group=gid, extra_groups=[], capture_output=True).returncode
+    with open(file, 'w', encoding='ascii') as f:
+        f.write('x')
+    os.chown(file, 0, 4713)
+    # The user 4711 by name; the group itself nothing, though the mode's bits say so (they are the mask).
+    named = acl((1, 6, ANY), (2, 6, 4711), (4, 0, ANY), (16, 6, ANY), (32, 0, ANY))
+    try:
+        os.setxattr(file, 'system.posix_acl_access', named)
+    except OSError as error:
+        pytest.skip(f'the disk has no ACLs: {error}')
+    assert os.getxattr(directory / 'f', 'system.posix_acl_access') == named and os.stat(file).st_mode & 0o777 == 0o660
+    assert as_user(4711, 4711, f'cat {file} && echo y >> {file}') == 0
+    assert as_user(4712, 4712, f'cat {file}') != 0 and as_user(4714, 4713, f'cat {file}') != 0
+    # A default ACL takes the place of the umask.
+    os.mkdir(os.path.join(mount, 'd'))
+    os.setxattr(os.path.join(mount, 'd'), 'system.posix_acl_default', acl((1, 7, ANY), (4, 7, ANY), (32, 5, ANY)))
+    before = os.umask(0o077)
+    try:
+        os.mkdir(os.path.join(mount, 'd', 'mirrored'))
+        os.mkdir(directory / 'd' / 'plain')
+        os.mkdir(os.path.join(mount, 'closed'))
+    finally:
+        os.umask(before)
+    assert os.stat(directory / 'd' / 'mirrored').st_mode == os.stat(directory / 'd' / 'plain').st_mode
+    assert os.stat(directory / 'closed').st_mode & 0o777 == 0o700
+    # Another user's write clears the bit, though root opened the file first.
+    with open(os.path.join(mount, 's'), 'wb') as f:
+        os.fchmod(f.fileno(), 0o4777)
+        assert as_user(4712, 4712, f'echo y >> {mount}/s') == 0
+        assert os.stat(directory / 's').st_mode & 0o7777 == 0o777
 
 
 @pytest.mark.skipif(not ROOT, reason='becomes another user')
