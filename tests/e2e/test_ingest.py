@@ -10,6 +10,7 @@ import filecmp
 import json
 import mmap
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -39,6 +40,16 @@ def end_of_zygote():
     """It waits for programs to start."""
     yield
     ZYGOTE.close()
+
+
+@pytest.fixture
+def public():
+    """A store, mounts and a folder where everybody may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        program = Ckptfs(path)
+        yield program, pathlib.Path(path)
+        program.close()
 
 
 def ingest(ckptfs, directory, *options):
@@ -177,17 +188,16 @@ def test_two_jobs_save_at_once(ckptfs, tmp_path):
 
 
 @pytest.mark.skipif(not ROOT, reason='becomes another user')
-def test_another_users_files_are_that_users(ckptfs, tmp_path):
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(folder, 0o755)
-    directory = tmp_path / 'saves'
+def test_another_users_files_are_that_users(public):
+    ckptfs, folder = public
+    directory = folder / 'saves'
     directory.mkdir()
     os.chmod(directory, 0o1777)
     mount = ingest(ckptfs, directory)
 
     def as_user(uid, *words):
         return subprocess.run(words, user=uid, group=uid, extra_groups=[4800], capture_output=True, text=True, umask=0o027)
-    source = tmp_path / 'source'
+    source = folder / 'source'
     shutil.copytree(checkpoint('zero2'), source)
     assert as_user(4711, 'cp', '-r', source, f'{mount}/job').returncode == 0
     for top, folders, names in os.walk(directory / 'job'):
@@ -214,10 +224,9 @@ ANY = 0xffffffff  # no number
 
 
 @pytest.mark.skipif(not ROOT, reason='becomes another user')
-def test_acls_umasks_and_set_user_id_bits_are_the_disks(ckptfs, tmp_path):
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(folder, 0o755)
-    directory = tmp_path / 'saves'
+def test_acls_umasks_and_set_user_id_bits_are_the_disks(public):
+    ckptfs, folder = public
+    directory = folder / 'saves'
     mount = ingest(ckptfs, directory)
     os.chmod(mount, 0o755)
     file = os.path.join(mount, 'f')
