@@ -10,6 +10,7 @@
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/dialects/translated_format.h"
+#include "formats/encodings/encoded_format.h"
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
 #include "formats/megatron/legacy/source.h"
@@ -37,8 +38,13 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   std::vector<std::unique_ptr<ViewFormat>> formats;
   auto translations = Translations::Make(models);
   CKPT_CHECK(translations.has_value());  // tables and families of this build
+  auto encodings = Encodings::Make(models);
+  CKPT_CHECK(encodings.has_value());
+  const auto decoded = [&](std::unique_ptr<ViewFormat> format) {
+    formats.push_back(std::make_unique<EncodedFormat>(std::move(format), *encodings));
+  };
   const auto add = [&](std::unique_ptr<ViewFormat> format, Dialect own = Dialect::kAsSource) {
-    formats.push_back(std::make_unique<TranslatedFormat>(std::move(format), *translations, own));
+    decoded(std::make_unique<TranslatedFormat>(std::move(format), *translations, own));
   };
   add(std::make_unique<RankFormat>());
   add(std::make_unique<deepspeed::UniversalFormat>());
@@ -47,7 +53,7 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
     add(std::make_unique<ResumeFormat>(tool));
   }
   add(std::make_unique<DcpFormat>());
-  formats.push_back(std::make_unique<MegatronFormat>(*translations, std::move(models)));
+  decoded(std::make_unique<MegatronFormat>(*translations, std::move(models)));
   return formats;
 }
 

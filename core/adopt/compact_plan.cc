@@ -186,7 +186,8 @@ void Planner::AddVerbatim(AtomIndex index, const Atom& atom) {
 
 void Planner::AddAtom(AtomIndex index, const Atom& atom) {
   const auto gathers = GathersRead(atom.source);
-  if (std::any_of(gathers.begin(), gathers.end(), IsScaled)) return AddVerbatim(index, atom);
+  const auto scaled = [](const Gather& gather) { return IsScaled(gather); };
+  if (std::any_of(gathers.begin(), gathers.end(), scaled)) return AddVerbatim(index, atom);
   const std::string& name = step_.parameter(atom.parameter).name;
   Entry entry;
   entry.key = atom.optimizer.empty() ? StrCat(atom.kind, "/", name)

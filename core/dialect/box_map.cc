@@ -81,6 +81,21 @@ class Composer {
     }
   }
 
+  // The local tensors of `others` beside those that were taken of the sources, whole and without
+  // pieces.  REQUIRES: one of each source's number, with a fragment for each local tensor.
+  Gather Beside(std::span<const Gather* const> others) const {
+    Gather out;
+    std::map<uint32_t, std::pair<uint32_t, uint32_t>> of;  // by the target's local
+    for (const auto& [key, number] : numbers_) of.emplace(number, key);
+    for (const auto& [number, key] : of) {
+      const auto& [from, local] = key;
+      out.locals.push_back(others[from]->locals[local]);
+      out.series.push_back(others[from]->series[local]);
+      out.series.back().local = number;
+    }
+    return out;
+  }
+
   Gather Finish() && {
     for (const auto& [key, number] : numbers_) AddSeries(key.first, key.second, number);
     std::ranges::sort(out_.series, {},
@@ -178,13 +193,14 @@ Result<std::vector<Gather>> ComposeCopies(std::span<const Atom* const> sources, 
 }
 
 // A gather, replicas of it and, apart from these, the other kinds.
-enum class Way { kGathered, kAveraged, kInline, kCast };
+enum class Way { kGathered, kAveraged, kScaled, kInline, kCast };
 
 Way WayOf(const AtomSource& source) {
   switch (source.kind) {
     case SourceKind::kGather:
     case SourceKind::kReplicas: return Way::kGathered;
     case SourceKind::kAverage: return Way::kAveraged;
+    case SourceKind::kScaled: return Way::kScaled;
     case SourceKind::kInline: return Way::kInline;
     case SourceKind::kCast: break;
   }
@@ -195,6 +211,7 @@ std::string_view NameOf(Way way) {
   switch (way) {
     case Way::kGathered: return "gathered";
     case Way::kAveraged: return "averaged";
+    case Way::kScaled: return "decoded";
     case Way::kInline: return "kept as a value";
     case Way::kCast: break;
   }
@@ -239,6 +256,25 @@ Result<AtomSource> ComposeAveraged(std::span<const Atom* const> sources,
   }
   CKPT_ASSIGN_OR_RETURN(std::vector<Gather> made, ComposeCopies(sources, copies, maps, to));
   return AverageSource(std::move(made));
+}
+
+// Scales stay beside the values' local tensors, whatever boxes of these are taken.
+Result<AtomSource> ComposeScaled(std::span<const Atom* const> sources, std::span<const BoxMap> maps,
+                                 const Shape& to) {
+  std::vector<const Gather*> values, scales;
+  for (const Atom* one : sources) {
+    if (one->source.block != sources.front()->source.block) {
+      return Cannot("its parts have scales for blocks of different sizes");
+    }
+    values.push_back(&one->source.gathers[0]);
+    scales.push_back(&one->source.gathers[1]);
+  }
+  Composer composer(values);
+  for (const BoxMap& map : maps) composer.Add(map);
+  Gather beside = composer.Beside(scales);
+  Gather gather = std::move(composer).Finish();
+  CKPT_RETURN_IF_ERROR(ProveCoverage(gather, to));
+  return ScaledSource(std::move(gather), std::move(beside), sources.front()->source.block);
 }
 
 bool IsInside(const std::vector<uint64_t>& begin, const Shape& extent, const Shape& shape) {
@@ -327,6 +363,7 @@ Result<AtomSource> ComposeSource(std::span<const Atom* const> sources, std::span
   switch (way) {
     case Way::kGathered: return ComposeGathered(sources, maps, to);
     case Way::kAveraged: return ComposeAveraged(sources, maps, to);
+    case Way::kScaled: return ComposeScaled(sources, maps, to);
     case Way::kInline: return ComposeInline(sources, to);
     case Way::kCast: break;
   }

@@ -57,6 +57,7 @@ BoxMap Inverse(const BoxMap& map, uint32_t from);
 //
 //   gathers and replicas   the k-th copies make the k-th; where not all have as many, the first do
 //   averages               of as many copies each
+//   scaled                 in blocks of one size; the scales stay beside the values
 //   inline                 equal values, the target being of the same shape
 //   cast                   `master` is the atom that the casts' own atoms make
 //

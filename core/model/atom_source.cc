@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/model/step_model.h"
 
@@ -23,6 +24,44 @@ Status CheckInline(const Atom& atom) {
   return Refuse(atom.source.inline_bytes.size(), " inline bytes, but the shape needs ", bytes);
 }
 
+// The local tensor is one fragment, whole.
+bool IsOneFragment(const Gather& gather, size_t local) {
+  const auto elements = ElementCount(gather.locals[local].shape);
+  const FragmentSeries& series = gather.series[local];
+  return elements && series.local == local && series.count == 1 && series.flat_begin == 0 &&
+         series.elements == *elements;
+}
+
+// One scale for each block of the values.
+bool AreScalesOf(const Shape& scales, const Shape& values, const ScaleBlock& block) {
+  if (values.size() < 2 || scales.size() != values.size()) return false;
+  Shape blocks = values;
+  uint64_t& rows = blocks[blocks.size() - 2];
+  rows = CeilDiv(rows, block.rows);
+  blocks.back() = CeilDiv(blocks.back(), block.columns);
+  return scales == blocks;
+}
+
+Status CheckScaled(const AtomSource& source) {
+  if (source.gathers.size() != 2) return Refuse(source.gathers.size(), " gathers of 2");
+  const Gather &values = source.gathers[0], &scales = source.gathers[1];
+  const size_t locals = values.locals.size();
+  if (scales.locals.size() != locals || values.series.size() != locals ||
+      scales.series.size() != locals || source.block.rows == 0 || source.block.columns == 0) {
+    return Refuse("values and scales that do not lie side by side");
+  }
+  for (size_t i = 0; i < locals; ++i) {
+    if (!IsOneFragment(values, i) || !IsOneFragment(scales, i) || !scales.locals[i].pieces.empty())
+      return Refuse("values or scales in several pieces");
+    if (!AreScalesOf(scales.locals[i].shape, values.locals[i].shape, source.block)) {
+      return Refuse("scales of shape ", ShapeToString(scales.locals[i].shape), " for values of ",
+                    ShapeToString(values.locals[i].shape), " in blocks of ", source.block.rows,
+                    " x ", source.block.columns);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<SourceKind> SourceKindOf(uint8_t number) {
@@ -32,7 +71,7 @@ Result<SourceKind> SourceKindOf(uint8_t number) {
   }
   const std::string_view reserved = number == 4   ? " (values with scales per block)"
                                     : number == 5 ? " (gradients on a base)"
-                                                  : "";
+                                                  : "";  // the first in no manifest
   return Fail(ErrorCode::kUnsupported, StrCat("a source of kind ", static_cast<int>(number),
                                               reserved, ": this build cannot read it"));
 }
@@ -65,12 +104,22 @@ AtomSource CastSource(AtomIndex of) {
   return source;
 }
 
+AtomSource ScaledSource(Gather values, Gather scales, ScaleBlock block) {
+  AtomSource source;
+  source.kind = SourceKind::kScaled;
+  source.gathers.push_back(std::move(values));
+  source.gathers.push_back(std::move(scales));
+  source.block = block;
+  return source;
+}
+
 std::span<const Gather> GathersRead(const AtomSource& source) {
   switch (source.kind) {
     case SourceKind::kGather:
     case SourceKind::kReplicas:
       return {source.gathers.data(), std::min<size_t>(source.gathers.size(), 1)};
-    case SourceKind::kAverage: return source.gathers;
+    case SourceKind::kAverage:
+    case SourceKind::kScaled: return source.gathers;
     case SourceKind::kCast:
     case SourceKind::kInline: break;
   }
@@ -79,7 +128,7 @@ std::span<const Gather> GathersRead(const AtomSource& source) {
 
 const Gather* GatherCopied(const AtomSource& source) {
   const std::span<const Gather> read = GathersRead(source);
-  return IsAveraged(source) || read.empty() ? nullptr : &read.front();
+  return IsAveraged(source) || IsScaled(source) || read.empty() ? nullptr : &read.front();
 }
 
 std::span<const Gather> EqualCopies(const AtomSource& source) {
@@ -88,6 +137,8 @@ std::span<const Gather> EqualCopies(const AtomSource& source) {
 }
 
 bool IsAveraged(const AtomSource& source) { return source.kind == SourceKind::kAverage; }
+
+bool IsScaled(const AtomSource& source) { return source.kind == SourceKind::kScaled; }
 
 std::span<const Gather> AllCopies(const AtomSource& source) {
   return IsAveraged(source) ? std::span<const Gather>(source.gathers) : EqualCopies(source);
@@ -133,6 +184,7 @@ Status CheckSource(const StepModel& model, const Atom& atom) {
     case SourceKind::kAverage:
       if (gathers == 0) return Refuse("no copies");
       return {};
+    case SourceKind::kScaled: return CheckScaled(atom.source);
     case SourceKind::kCast: return CheckCast(model, atom);
     case SourceKind::kInline: return CheckInline(atom);
   }

@@ -32,17 +32,30 @@ enum class SourceKind : uint8_t {
   kReplicas = 1,  // any of gathers; declared equal, compared by verify
   kAverage = 2,   // fp32 sum over gathers in order, divided by their number
   kCast = 3,      // cast of atom `of`; marked derived
-  // 4: reserved: values times scales per block
+  kScaled = 4,    // gathers[0] times gathers[1], a scale for each block; in no manifest
   // 5: reserved: gradients on a base
   kInline = 6,  // the bytes themselves (scalars)
 };
 
+// The size of the blocks of values that share a scale, in elements of the last two dimensions of
+// a local tensor; those at the ends may be smaller.
+struct ScaleBlock {
+  uint64_t rows = 1;
+  uint64_t columns = 1;
+  bool operator==(const ScaleBlock&) const = default;
+};
+
+// kScaled: the values are fp8 (e4m3) or fp4 (e2m1, two in a byte, the lower half first).  The k-th
+// local tensor of gathers[1] has the scales of the k-th of gathers[0], one for each block: its last
+// two dimensions count blocks, the others are the same.  No piece maps scales.  Each local tensor
+// is one fragment.  The product is made in fp32.
 struct AtomSource {
   SourceKind kind = SourceKind::kGather;
   std::vector<Gather> gathers;
   AtomIndex of{};
   std::string inline_bytes;    // kInline: little-endian element bytes
   bool python_number = false;  // kInline: was a Python int or float, not a tensor
+  ScaleBlock block = {};       // kScaled
 };
 
 // The kind of a number; kUnsupported for one that this build does not know.
@@ -52,8 +65,9 @@ AtomSource ReplicaSource(std::vector<Gather> copies);
 AtomSource AverageSource(std::vector<Gather> copies);
 AtomSource InlineSource(std::string bytes, bool python_number);
 AtomSource CastSource(AtomIndex of);
+AtomSource ScaledSource(Gather values, Gather scales, ScaleBlock block);
 
-// Those a read takes elements from: the first of replicas, all of an average,
+// Those a read takes elements from: the first of replicas, all of an average, values and scales,
 // none where the source is of another kind.
 std::span<const Gather> GathersRead(const AtomSource& source);
 // The one whose elements are the atom's as they are; null where a read computes them,
@@ -65,6 +79,7 @@ std::span<const Gather> EqualCopies(const AtomSource& source);
 // These, or those that are averaged: each is all of the atom.
 std::span<const Gather> AllCopies(const AtomSource& source);
 bool IsAveraged(const AtomSource& source);
+bool IsScaled(const AtomSource& source);
 
 // One gather, or the first of several copies, is all of it as it is stored: a
 // copy of these bytes can stand before it.

@@ -9,6 +9,7 @@
 
 #include "core/base/strings.h"
 #include "core/view/copy_batch.h"
+#include "core/view/scaled_atom.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
 
@@ -194,6 +195,8 @@ Status ReadStored(BlobReader& blobs, const StoredAtom& stored, const Window& win
     case SourceKind::kAverage:
       if (source.gathers.empty()) break;
       return Average(blobs, stored, window, width);
+    case SourceKind::kScaled:
+      return ReadScaled(blobs, stored, window.local, window.begin, window.end, window.out, width);
     case SourceKind::kInline: return CopyInline(stored, window);
     default:
       return Fail(ErrorCode::kUnsupported, StrCat("sources of kind ", static_cast<int>(source.kind),

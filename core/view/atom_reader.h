@@ -7,6 +7,7 @@
 //
 //   average   0 + slice 0 + slice 1 + ... in fp32, divided by their number
 //             (ds_to_universal.py: sum(slices) / len(slices)), then cast
+//   scaled    value * the scale of its block in fp32 (scaled_atom.h), then cast
 //
 // Thread safety: pure apart from the blob reader.
 // Units: elements of the local tensor.

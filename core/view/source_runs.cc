@@ -41,7 +41,7 @@ bool FragmentCursor::Find(uint64_t flat) {
   offset_ = fragment.offset;
   blob_ = fragment.blob;
   dtype_ = fragment.dtype;
-  width_ = ByteWidth(fragment.dtype);
+  bits_ = BitWidth(fragment.dtype);
   return true;
 }
 

@@ -32,6 +32,8 @@ struct SourceRun {
   uint64_t count = 0;
   DType stored = DType::kF32;
   double factor = 1.0;  // shown = stored * factor
+  uint32_t local = 0;   // of the source, and the first element's place in it
+  uint64_t flat = 0;
 };
 
 // Bytes from the first to past the last of `count` > 0 elements of `width` bytes
@@ -53,7 +55,8 @@ class FragmentCursor {
   uint64_t end() const { return end_; }
   BlobIndex blob() const { return blob_; }
   DType dtype() const { return dtype_; }
-  uint64_t OffsetOf(uint64_t flat) const { return offset_ + (flat - begin_) * width_; }
+  // The byte in which the element begins.
+  uint64_t OffsetOf(uint64_t flat) const { return offset_ + (flat - begin_) * bits_ / 8; }
 
  private:
   bool Find(uint64_t flat);
@@ -66,7 +69,7 @@ class FragmentCursor {
   uint64_t offset_ = 0;
   BlobIndex blob_{};
   DType dtype_ = DType::kF32;
-  uint32_t width_ = 0;
+  uint32_t bits_ = 0;
 };
 
 // The piece's elements in the target are [begin, end) without holes; nothing
@@ -90,8 +93,9 @@ namespace internal {
 
 // The runs of one intersection, split at fragment borders.
 template <class Visit>
-RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, double factor,
-                          uint64_t begin, uint64_t end, uint64_t& visited, Visit&& visit) {
+RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, uint32_t local,
+                          double factor, uint64_t begin, uint64_t end, uint64_t& visited,
+                          Visit&& visit) {
   bool hole = false;
   const uint64_t target_stride = runs.target_stride();
   const uint64_t source_stride = runs.source_stride();
@@ -108,7 +112,7 @@ RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, double fa
                                             : (room + source_stride - 1) / source_stride;
           n = std::min(n, count);
           if (!visit(SourceRun{target, target_stride, cursor.blob(), cursor.OffsetOf(source),
-                               source_stride, n, cursor.dtype(), factor})) {
+                               source_stride, n, cursor.dtype(), factor, local, source})) {
             return false;
           }
           visited += n;
@@ -153,7 +157,7 @@ RunsEnd ForEachSourceRun(const Gather& gather, const LocalTensor& target, uint64
       if (!runs) return true;
       FragmentCursor cursor(gather, local);
       const double factor = piece.scale == source.scale ? 1.0 : piece.scale / source.scale;
-      how = internal::VisitIntersection(*runs, cursor, factor, begin, end, visited, visit);
+      how = internal::VisitIntersection(*runs, cursor, local, factor, begin, end, visited, visit);
       return how == RunsEnd::kDone && visited < wanted;
     };
     if (index != nullptr) {

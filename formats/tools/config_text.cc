@@ -3,6 +3,7 @@
 #include "formats/tools/config_text.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -132,6 +133,47 @@ constexpr OlderKey kOlderRopeKeys[] = {
 };
 constexpr OlderKey kOlderKeys[] = {{"qwen3_moe", "num_experts", "num_local_experts"}};
 
+// A member of the top object: from its key's quote to the end of its value, and the comma before
+// it where there is one.
+struct Member {
+  size_t begin = 0;
+  size_t end = 0;
+  std::optional<size_t> comma;  // before
+  bool last = false;            // no comma is behind it
+};
+
+// The members of a name.  REQUIRES: well-formed JSON.
+std::vector<Member> MembersOf(std::string_view text, std::string_view name) {
+  std::vector<Member> out;
+  std::optional<Member> now;
+  size_t depth = 0;
+  bool key_next = false;
+  std::optional<size_t> comma;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    const bool top = depth == 1;
+    if (c == '"') {
+      const size_t begin = at++;
+      while (text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+      const bool found = top && key_next && text.substr(begin + 1, at - begin - 1) == name;
+      if (found) now = Member{begin, 0, comma, false};
+      key_next = false;
+      continue;
+    }
+    if (top && (c == ',' || c == '}') && now) {
+      now->end = at;
+      now->last = c == '}';
+      out.push_back(*now);
+      now.reset();
+    }
+    if (top && c == ',') comma = at;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+    if ((c == '{' && depth == 1) || (c == ',' && depth == 1)) key_next = true;
+  }
+  return out;
+}
+
 using Additions = std::vector<std::pair<std::string, json>>;
 
 void AddOlder(std::span<const OlderKey> rows, const json& config, const json& values,
@@ -183,6 +225,13 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   if (packed != parsed.end() && packed->is_object()) {
     facts.quantisation = TextAt(*packed, "quant_method");
     if (facts.quantisation.empty()) facts.quantisation = "unknown";
+    const auto block = packed->find("weight_block_size");
+    const std::string activations = TextAt(*packed, "activation_scheme");
+    const bool plain = activations.empty() || activations == "dynamic";
+    if (plain && block != packed->end() && block->is_array() && block->size() == 2 &&
+        (*block)[0].is_number_unsigned() && (*block)[1].is_number_unsigned()) {
+      facts.quantised_block = {(*block)[0].get<uint64_t>(), (*block)[1].get<uint64_t>()};
+    }
   }
   return facts;
 }
@@ -210,6 +259,26 @@ std::string WithDType(std::string_view config, DType shown) {
     out += config.substr(copied, found.begin - copied);
     out += TorchName(shown);
     copied = found.end;
+  }
+  out += config.substr(copied);
+  return out;
+}
+
+std::string WithoutQuantisation(std::string_view config) {
+  std::string out;
+  size_t copied = 0;
+  for (const Member& member : MembersOf(config, "quantization_config")) {
+    // The last one takes the comma before it along, unless an earlier one went with it.
+    const bool before = member.last && member.comma && *member.comma >= copied;
+    const size_t begin = before ? *member.comma : member.begin;
+    out += config.substr(copied, begin - copied);
+    copied = member.end;
+    if (member.last) {
+      const size_t text_end = config.find_last_not_of(" \t\r\n", member.end - 1) + 1;
+      copied = before ? text_end : member.end;
+      continue;
+    }
+    copied = config.find_first_not_of(" \t\r\n", member.end + 1);
   }
   out += config.substr(copied);
   return out;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // These functions read the facts in a config.json of transformers that matter to its
-// weights, and make the two changes that a view may make to its text: the dtype, as
-// save_pretrained writes it, and the keys under which older releases look for what
-// transformers 5 writes under new ones.
+// weights, and make the changes that a view may make to its text: the dtype, as
+// save_pretrained writes it, the keys under which older releases look for what
+// transformers 5 writes under new ones, and how weights are packed that are not any more.
 //
 // Thread safety: pure functions.
 
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +26,8 @@ struct ConfigFacts {
   std::string version;       // transformers_version
   std::string weights;       // transformers_weights: a file name of its own
   std::string quantisation;  // quant_method; "unknown" where it is not said
+  // weight_block_size: rows and columns; zeros where it is not said, or activations have scales.
+  std::array<uint64_t, 2> quantised_block = {};
   std::vector<std::string> architectures;
   std::optional<bool> tied;  // tie_word_embeddings
   // Sizes of the config itself, not of its parts, under any of transformers' names for them.
@@ -45,6 +49,10 @@ std::vector<std::string> ReadModuleFolders(std::string_view modules);
 // in the configs of its parts) replaced by `shown` where it is another float;
 // the rest byte for byte.  REQUIRES: ReadConfigFacts accepts it.
 std::string WithDType(std::string_view config, DType shown);
+
+// The text without its quantization_config, for weights that are decoded; the rest byte for byte.
+// REQUIRES: ReadConfigFacts accepts it.
+std::string WithoutQuantisation(std::string_view config);
 
 // The text with keys of transformers 4 behind the others, in it and in the configs of its parts:
 // rope_theta, rope_scaling and partial_rotary_factor out of rope_parameters, which transformers 4

@@ -37,6 +37,8 @@ void CheckConfig(std::string_view text) {
   const std::string older = ckptfs::WithOlderKeys(text);
   FUZZ_CHECK(ckptfs::ReadConfigFacts(older));
   FUZZ_CHECK(ckptfs::WithOlderKeys(older) == older);
+  const auto plain = ckptfs::ReadConfigFacts(ckptfs::WithoutQuantisation(text));
+  FUZZ_CHECK(plain.has_value() && plain->model_type == facts->model_type);
   const auto again = ckptfs::ReadConfigFacts(changed);
   FUZZ_CHECK(again.has_value());
   FUZZ_CHECK(again->model_type == facts->model_type && again->version == facts->version);

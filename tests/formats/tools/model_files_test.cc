@@ -94,6 +94,40 @@ TEST(ConfigTextTest, OlderReleasesFindTheirKeys) {
   }
 }
 
+// What says how weights are packed goes; the rest stays byte for byte.
+TEST(ConfigTextTest, DecodedWeightsHaveAPlainConfig) {
+  const std::string packed =
+      R"("quantization_config": {"quant_method": "fp8", "x": [1, {"}": ","}]})";
+  for (const auto& [config, plain] :
+       {std::pair(R"({ "a": 1,
+  Q,
+  "b": 2 })",
+                  R"({ "a": 1,
+  "b": 2 })"),
+        std::pair(R"({Q, "b": 2})", R"({"b": 2})"),
+        std::pair("{ \"b\": [2], Q\n}", "{ \"b\": [2]\n}"), std::pair("{Q}", "{}"),
+        std::pair(R"({"a": {Q}})", R"({"a": {Q}})"), std::pair(R"({"a": 1, Q, Q})", R"({"a": 1})"),
+        std::pair(R"({Q, Q})", "{}"), std::pair(R"({"b": "Q"})", R"({"b": "Q"})")}) {
+    const auto filled = [&](std::string text) {
+      const bool quoted = text.find("\"Q\"") != std::string::npos;
+      for (size_t at = 0; !quoted && (at = text.find('Q', at)) != std::string::npos;
+           at += packed.size()) {
+        text.replace(at, 1, packed);
+      }
+      return text;
+    };
+    const std::string got = WithoutQuantisation(filled(config));
+    EXPECT_TRUE(ReadConfigFacts(got)) << got;
+    const std::string want =
+        std::string_view(config).starts_with(R"({"a": {Q)") ? filled(plain) : plain;
+    if (std::string_view(config) == "{Q, Q}") {
+      EXPECT_TRUE(ReadConfigFacts(got)->quantisation.empty()) << got;
+    } else {
+      EXPECT_EQ(got, want) << config;
+    }
+  }
+}
+
 TEST(ModelFilesTest, NamesOfModelFiles) {
   for (const char* name : {"config.json", "tokenizer.model", "vocab.txt", "chat_template.jinja",
                            "modeling_new.py", "generation_config.json"}) {
