@@ -165,7 +165,7 @@ void Settle(Job& job, const std::string& directory, IngestResult& result) {
     } else if (step.Own() == directory) {
       result.refused.push_back(std::move(error));
     } else {
-      const bool whole = error.code == ErrorCode::kUnsupported;  // an adapter
+      const bool whole = error.code == ErrorCode::kUnsupported;  // and not read
       result.skipped.push_back(StrCat(step.id, whole ? ": " : ": incomplete: ", error.message));
     }
     return;

@@ -141,13 +141,7 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   if (!chosen) return Fail(std::move(chosen).error().WithContext(candidate.Path()));
   if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
-  if (weights.adapter) {
-    return Fail(
-        Error{ErrorCode::kUnsupported,
-              StrCat(candidate.Path(), "/", weights.file,
-                     ": an adapter (PEFT), which holds additions to another model's weights")}
-            .Needing("adopt the file itself"));
-  }
+  out.adapter = weights.adapter;
   std::set<std::string> read{weights.file};
   if (weights.index) {
     out.index = weights.file;
@@ -455,8 +449,10 @@ void Reader::NoteFolders(const ModelFiles& carried) {
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
-                        CarryModelFiles(assembler_, StepRoot(), files_.prefix));
-  if (const std::string* text = carried.config()) {
+                        files_.adapter ? CarryAdapterFiles(assembler_, StepRoot(), files_.prefix)
+                                       : CarryModelFiles(assembler_, StepRoot(), files_.prefix));
+  const std::string* text = files_.adapter ? nullptr : carried.config();
+  if (text != nullptr) {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
   }
@@ -488,9 +484,16 @@ void Reader::FillHeader() {
   header.id = candidate_.id;
   header.iteration = iteration_.value_or(candidate_.iteration);
   if (Quantised()) {
+    const bool blocks = config_.quantisation == "mxfp4" ||
+                        (config_.quantisation == "fp8" && config_.quantised_block[0] != 0);
     header.notes.push_back(StrCat(
         "quantised", config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
-        ": its tensors are shown as stored, and never cut"));
+        blocks ? ": its tensors are shown as stored; a dtype in the layout decodes them"
+               : ": its tensors are shown as stored, and never cut"));
+  }
+  if (files_.adapter) {
+    header.notes.push_back(
+        "an adapter (PEFT): its tensors are shown apart from the model that they are for");
   }
   if (has_config_ && config_.tied.value_or(false) && names_.contains(kHead) &&
       !aliases_.contains(std::string(kHead))) {

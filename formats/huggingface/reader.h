@@ -40,6 +40,7 @@ struct StepFiles {
   std::string optimizer;             // its file, which may be that of the weights; or ""
   std::vector<std::string> others;   // not read: shown as they are
   std::vector<std::string> folders;
+  bool adapter = false;  // PEFT's: additions to another model's weights
 };
 
 // The file of weights or the index that a directory's config.json names (transformers_weights),

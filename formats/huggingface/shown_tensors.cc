@@ -45,6 +45,21 @@ std::vector<const std::string*> KeptNames(const ShownState& shown) {
   return kept;
 }
 
+// The tensor under a name, whole.
+Result<ShownTensor> Whole(const ShownState& shown, ParameterIndex index, std::string name) {
+  const Parameter& parameter = shown.step().parameter(index);
+  ShownTensor tensor;
+  tensor.name = std::move(name);
+  CKPT_ASSIGN_OR_RETURN(const ShownWeight weight, shown.WeightOf(index));
+  tensor.atom = weight.atom;
+  tensor.dtype = weight.dtype;
+  tensor.local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
+  CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(parameter.shape));
+  CKPT_ASSIGN_OR_RETURN(tensor.bytes, ByteCount(parameter.shape, tensor.dtype));
+  tensor.trainable = parameter.role != Role::kBuffer;
+  return tensor;
+}
+
 // The part of `name` before the model's own: the first word with its dot.
 std::string_view AttributeOf(std::string_view name) { return name.substr(0, name.find('.') + 1); }
 
@@ -87,22 +102,26 @@ Result<std::vector<ShownTensor>> ShowTensors(const ShownState& shown) {
     if (!IsOfModel(parameter)) continue;
     const std::string& kept = *names[i];
     CKPT_RETURN_IF_ERROR(CheckName(kept));
-    ShownTensor tensor;
-    tensor.name = NormaliseName(kept);
-    if (!seen.insert(tensor.name).second) {
+    std::string name = NormaliseName(kept);
+    if (!seen.insert(name).second) {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat("two parameters are '", tensor.name, "' without the words of wrappers"));
+                  StrCat("two parameters are '", name, "' without the words of wrappers"));
     }
-    CKPT_ASSIGN_OR_RETURN(const ShownWeight weight, shown.WeightOf(ParameterIndex{i}));
-    tensor.atom = weight.atom;
-    tensor.dtype = weight.dtype;
-    tensor.local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
-    CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(parameter.shape));
-    CKPT_ASSIGN_OR_RETURN(tensor.bytes, ByteCount(parameter.shape, tensor.dtype));
-    tensor.trainable = parameter.role != Role::kBuffer;
+    CKPT_ASSIGN_OR_RETURN(ShownTensor tensor, Whole(shown, ParameterIndex{i}, std::move(name)));
     out.push_back(std::move(tensor));
   }
   CKPT_RETURN_IF_ERROR(TakeAttributeOff(step, out));
+  return out;
+}
+
+Result<std::vector<ShownTensor>> ShowAdapter(const ShownState& shown) {
+  std::vector<ShownTensor> out;
+  for (uint32_t i = 0; i < shown.step().parameters.size(); ++i) {
+    if (!IsOfModel(shown.step().parameters[i])) continue;
+    CKPT_ASSIGN_OR_RETURN(ShownTensor tensor,
+                          Whole(shown, ParameterIndex{i}, shown.NameOf(ParameterIndex{i})));
+    out.push_back(std::move(tensor));
+  }
   return out;
 }
 

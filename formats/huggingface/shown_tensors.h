@@ -47,4 +47,8 @@ Status CheckForeign(const ShownState& shown);
 // REQUIRES: CheckNames() succeeds.
 Result<std::vector<ShownTensor>> ShowTensors(const ShownState& shown);
 
+// All of an adapter's, under the names that PEFT's file has.
+// REQUIRES: CheckNames() succeeds.
+Result<std::vector<ShownTensor>> ShowAdapter(const ShownState& shown);
+
 }  // namespace ckptfs::huggingface

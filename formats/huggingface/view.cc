@@ -25,6 +25,7 @@ using huggingface::ShownTensor;
 using huggingface::WholeFile;
 
 constexpr std::string_view kTop = "huggingface";
+constexpr std::string_view kAdapterName = "adapter_model.safetensors";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
 // Consecutive tensors of the step; a file widest dtype first, so that each lies
@@ -156,6 +157,32 @@ void AddModelFiles(const ShownState& shown, const ModelFiles& models, ViewTree& 
   }
 }
 
+// An adapter as PEFT's save_pretrained writes it, in one file, or as the source's own.
+Result<std::shared_ptr<const View>> OpenAdapter(const std::shared_ptr<const ShownState>& shown,
+                                                const ModelFiles& files) {
+  const StepModel& step = shown->step();
+  CKPT_RETURN_IF_ERROR(CheckDegrees(step, shown->layout()));
+  CKPT_RETURN_IF_ERROR(shown->CheckNames());
+  CKPT_ASSIGN_OR_RETURN(Shard tensors, huggingface::ShowAdapter(*shown));
+  auto tree = std::make_shared<ViewTree>(shown);
+  const auto wholes = huggingface::WholeFilesOf(step, tensors);
+  std::stable_sort(tensors.begin(), tensors.end(), [](const ShownTensor& a, const ShownTensor& b) {
+    return ByteWidth(a.dtype) > ByteWidth(b.dtype);
+  });
+  const auto shard = std::make_shared<const Shard>(std::move(tensors));
+  if (wholes.size() == 1) {
+    tree->AddBlob(PathOf(kAdapterName), wholes[0].blob, Reading::kMapped);
+  } else {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t header,
+                          SafetensorsHeaderSize(Metadata(), EntriesOf(step, *shard)));
+    tree->AddMade(
+        PathOf(kAdapterName), header + BytesOf(*shard), Reading::kMapped,
+        [shown, shard] { return PlanOf(shown->step(), *shard); }, HeapOf(step, *shard));
+  }
+  AddModelFiles(*shown, files, *tree);
+  return tree;
+}
+
 // Why there can be no directory of transformers, whatever its files.
 Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout,
                               const std::string& config) {
@@ -182,6 +209,9 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
     std::shared_ptr<const ShownState> shown) const {
   const StepModel& step = shown->step();
   const Layout& layout = shown->layout();
+  if (step.facts.model_files.Find(kAdapterConfig) != nullptr) {
+    return OpenAdapter(shown, step.facts.model_files);
+  }
   const ModelFiles& models = ChosenModelFiles(step.facts, given_);
   if (models.config() == nullptr) {
     // A config.json would not cure foreign names; of those that are translated nothing is known.

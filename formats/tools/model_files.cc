@@ -68,12 +68,14 @@ void Add(ModelFiles& files, std::string name, std::string text) {
   files.files.push_back({std::move(name), std::make_shared<const std::string>(std::move(text))});
 }
 
+bool IsConfig(std::string_view name) { return name == kModelConfig || name == kAdapterConfig; }
+
 // One file: short ones as texts, others as blobs.
 Result<ModelFile> CarryOne(Assembler& assembler, const std::shared_ptr<const Root>& root,
                            const std::string& directory, const std::string& name) {
   const std::string path = JoinPath(directory, name);
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler.AddFile(assembler.AddRoot(root), path));
-  const bool config = name == kModelConfig;
+  const bool config = IsConfig(name);
   if (config || assembler.blob(blob).stamp.size <= kMaxText) {
     CKPT_ASSIGN_OR_RETURN(std::string text,
                           config ? ReadConfig(*root, path) : ReadWhole(*root, path, kMaxText));
@@ -145,7 +147,7 @@ Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& r
     CKPT_RETURN_IF_ERROR(LeaveOut(Error(readable.error()), assembler.header()));
     return false;
   }
-  if (!*readable && name != kModelConfig) {
+  if (!*readable && !IsConfig(name)) {
     if (!beside.own) LeaveOut(assembler.header(), PrivateFile(path));
     return false;
   }
@@ -158,18 +160,18 @@ Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& r
   return false;
 }
 
-// Those in one directory; nothing unless its config can be carried.
+// Those in one directory; nothing unless its config can be carried, which is called so.
 Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<const Root>& root,
-                                  const Beside& place) {
+                                  const Beside& place, std::string_view config = kModelConfig) {
   ModelFiles files;
-  std::vector<std::string> names{std::string(kModelConfig)};
+  std::vector<std::string> names{std::string(config)};
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> beside, root->List(place.directory));
   for (const RootEntry& entry : beside) {
-    if (entry.name != kModelConfig && IsModelFile(entry.name)) names.push_back(entry.name);
+    if (entry.name != config && IsModelFile(entry.name)) names.push_back(entry.name);
   }
   for (const std::string& name : names) {
     CKPT_ASSIGN_OR_RETURN(const bool carried, TryCarry(assembler, root, place, name, files));
-    if (name == kModelConfig && !carried) return files;
+    if (name == config && !carried) return files;
   }
   SortByName(files);
   std::vector<Error> left_out;
@@ -226,6 +228,15 @@ Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<c
     if (directory.empty()) return files;
     directory = ParentPath(directory);
   }
+}
+
+Result<ModelFiles> CarryAdapterFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
+                                     std::string directory) {
+  if (directory.ends_with('/')) directory.pop_back();
+  CKPT_ASSIGN_OR_RETURN(ModelFiles files,
+                        CarryDirectory(assembler, root, {directory, true}, kAdapterConfig));
+  assembler.header().facts.model_files = files;
+  return files;
 }
 
 void CarryConfig(Assembler& assembler, std::string config) {

@@ -25,6 +25,9 @@
 
 namespace ckptfs {
 
+// What PEFT writes beside an adapter.
+inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
+
 // True for the names of such files; of weights, their index, and what a trainer
 // keeps for itself it is false.
 bool IsModelFile(std::string_view name);
@@ -36,6 +39,11 @@ bool IsModelFile(std::string_view name);
 // REQUIRES: all files that something is read of were added to the assembler.
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory);
+
+// The same of an adapter's directory, which has an adapter_config.json; only of this directory: a
+// config.json above it is not the adapter's.
+Result<ModelFiles> CarryAdapterFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
+                                     std::string directory);
 
 // Carries a config.json that lies nowhere as a file: what a source says, in transformers' words.
 // REQUIRES: no model files are carried, and none will be.

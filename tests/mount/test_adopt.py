@@ -144,13 +144,13 @@ def test_directories_that_are_named_as_steps_are_one_run(ckptfs, tmp_path):
     assert ckptfs.adopt(tmp_path / 'out' / 'step_500').stdout.split() == ['out/step_500']
 
 
-def test_an_adapter_is_not_called_unfinished(ckptfs, tmp_path):
+def test_an_adapter_is_a_step(ckptfs, tmp_path):
     file = 'adapter_model.safetensors'
     for number in 10, 20:
         write_model(tmp_path / f'out/checkpoint-{number}', file)
-    done = ckptfs.adopt(tmp_path / 'out', check=False)
-    assert done.returncode == 4 and 'incomplete' not in done.stderr
-    assert done.stderr.count('an adapter (PEFT)') == 2 and 'adopt the file itself' in done.stderr
+    done = ckptfs.adopt(tmp_path / 'out')
+    assert done.stdout.split() == ['out/checkpoint-10', 'out/checkpoint-20']
+    assert 'an adapter (PEFT)' in ckptfs.run('info', 'out/checkpoint-10', '--store', ckptfs.store).stdout
     assert ckptfs.adopt(tmp_path / 'out/checkpoint-10' / file).stdout.split() == [f'checkpoint-10/{file}']
 
 

@@ -292,10 +292,15 @@ TEST_F(HuggingFaceSourceTest, PackedWeightsAreCarriedAndNeverCut) {
             PatternKind::kUnknown);
 }
 
-TEST_F(HuggingFaceSourceTest, AdaptersAndForeignNamesAreRefused) {
+TEST_F(HuggingFaceSourceTest, AdaptersAreTakenApartAndForeignNamesAreRefused) {
   Write("adapter_config.json", "{}");
   Write("adapter_model.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
-  EXPECT_THAT(Refusal(), HasSubstr("an adapter"));
+  Write("config.json", R"({"tie_word_embeddings": true, "architectures": ["XForCausalLM"]})");
+  const auto adapter = Read();
+  ASSERT_TRUE(adapter) << adapter.error().message;
+  EXPECT_TRUE(adapter->FindParameter("a"));
+  EXPECT_NE(adapter->facts.model_files.Find("adapter_config.json"), nullptr);
+  Write("config.json", "{}");
   EXPECT_TRUE(Read(path_ + "/adapter_model.safetensors"));
   Write("global_step2/data", "what a trainer keeps beside it");
   EXPECT_EQ(Refusal(), "0 steps");
