@@ -4,7 +4,7 @@
 A release of torch that moves one of them is met here: what is missing is refused by name where it
 is needed, never worked around elsewhere.  Works with torch 2.4 and later; nothing here writes.
 """
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -39,6 +39,23 @@ def buffers(module: nn.Module) -> Dict[str, Any]:
     """A module's own buffers that a state dict has; some are None."""
     passing: Set[str] = module._non_persistent_buffers_set
     return {name: one for name, one in module._buffers.items() if name not in passing}
+
+
+def wraps(module: nn.Module) -> bool:
+    """True for a module that torch.compile, activation checkpointing or Lightning's Fabric put around
+    another: a module of somebody's own may have a child of the same name."""
+    packages = ('torch._dynamo.', 'torch.distributed.', 'lightning', 'pytorch_lightning')
+    return any(one.__module__.startswith(packages) for one in type(module).__mro__)
+
+
+def adds_to_state_dict(module: nn.Module, known: Collection[str]) -> bool:
+    """True if its class, or a hook of another package than the known ones, may put more into its
+    state dict than torch does by itself."""
+    own = type(module)
+    if own._save_to_state_dict is not nn.Module._save_to_state_dict or own.state_dict is not nn.Module.state_dict:
+        return True
+    hooks = (getattr(hook, 'func', hook) for hook in module._state_dict_hooks.values())
+    return any((getattr(hook, '__module__', None) or '').partition('.')[0] not in known for hook in hooks)
 
 
 def backward_hooks(parameter: torch.Tensor) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 """The states of a model and its optimizers, by name: nothing is copied here."""
 import hashlib
 import pickle
+import re
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from copy import copy
@@ -101,13 +102,16 @@ def _without(module: nn.Module, wrappers: Sequence[str]) -> nn.Module:
     while found:
         found = False
         for inner in wrappers:
-            if isinstance(compat.children(module).get(inner), nn.Module):
+            if isinstance(compat.children(module).get(inner), nn.Module) and compat.wraps(module):
                 module, found = compat.children(module)[inner], True
     return module
 
 
 # Around DDP: torch.compile, Lightning's Fabric.
 _OUTER = ('_orig_mod', '_forward_module')
+_BETWEEN = re.compile(r'\b(_orig_mod|_forward_module|_checkpoint_wrapped_module)\.')
+# Their hooks put nothing into a state dict that is not theirs already.
+_PACKAGES = {'torch', 'deepspeed', 'megatron', 'lightning', 'pytorch_lightning'}
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -149,12 +153,30 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
             yield from _walk(child, f'{prefix}{name}.')
 
 
+def _add_unregistered(prefix: str, module: nn.Module, model: Model) -> None:
+    """What a module's state dict has and it does not register (scales of quantised weights, a
+    metric's sums) is held like a buffer; NotHeld for what is not a plain tensor."""
+    known = {*model.tensors, *(alias for alias, _ in model.aliases),
+             *(f'{key.removeprefix("extra_state/")}_extra_state' for key in model.extra)}
+    for key, value in module.state_dict(prefix=prefix, keep_vars=True).items():
+        name = _BETWEEN.sub('', key)
+        if value is None or name in known:
+            continue
+        if not isinstance(value, torch.Tensor) or value.is_quantized or value.layout != torch.strided:
+            raise NotHeld(f'{name} stands in state_dict(), but is neither registered by its module, '
+                          f'a {type(module).__name__}, nor a plain tensor')
+        known.add(name)
+        model.parameters.append((name, 'buffer'))
+        model.tensors[name] = value
+
+
 def model_state(modules: Sequence[nn.Module],
                 instead: Optional[Dict[Tuple[int, str], torch.Tensor]] = None) -> Model:
     """Parameters and persistent buffers as named_parameters() of the unwrapped
     modules names them.  `instead`: of what stands in a module for a while, by the
     module's id and the name there."""
     model, seen = Model(), {}
+    adding: List[Tuple[str, nn.Module]] = []
     for prefix, module in (place for m in modules for place in _walk(m, '')):
         held = [(n, p, 'trainable' if p.requires_grad else 'frozen')
                 for n, p in compat.parameters(module).items() if p is not None]
@@ -175,6 +197,10 @@ def model_state(modules: Sequence[nn.Module],
                 raise NotHeld(f'two modules have a {prefix}_extra_state: save each as a run of '
                               'its own')
             model.extra[f'extra_state/{prefix}'] = module.get_extra_state()
+        if compat.adds_to_state_dict(module, _PACKAGES):
+            adding.append((prefix, module))
+    for prefix, module in adding:
+        _add_unregistered(prefix, module, model)
     return model
 
 
