@@ -137,7 +137,8 @@ class Decoder {
     if (scales.dtype == DType::kU8) scales.dtype = DType::kF8E8M0;
     LocalTensor local = WholeTensor(weight.shape);
     if (config_.method == EncodingMethod::kMxfp4) {
-      const auto [experts, columns, rows] = std::tuple(weight.shape[0], weight.shape[1], weight.shape[2]);
+      const auto [experts, columns, rows] =
+          std::tuple(weight.shape[0], weight.shape[1], weight.shape[2]);
       local.shape = {experts, rows, columns};
       local.pieces[0].local_strides = {rows * columns, 1, columns};
       values.dtype = DType::kF4;
@@ -166,9 +167,8 @@ class Decoder {
       to_.aliases.push_back({alias.name, ParameterIndex{numbers_.at(parameter)}});
     }
     for (Group group : from_.groups) {
-      std::erase_if(group.parameters, [&](ParameterIndex p) {
-        return scales_.contains(static_cast<uint32_t>(p));
-      });
+      std::erase_if(group.parameters,
+                    [&](ParameterIndex p) { return scales_.contains(static_cast<uint32_t>(p)); });
       for (ParameterIndex& p : group.parameters) {
         p = ParameterIndex{numbers_.at(static_cast<uint32_t>(p))};
       }

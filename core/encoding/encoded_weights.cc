@@ -47,19 +47,19 @@ Result<EncodedWeight> Fp8Weight(const StepModel& step, ParameterIndex values,
   blocks.back() = CeilDiv(blocks.back(), block.columns);
   if (!IsScaleOfFp8(atom->dtype) || atom->shape != blocks) {
     return Unfit(StrCat("its scales are ", DTypeName(atom->dtype), " of ",
-                         ShapeToString(atom->shape), ", but ", block.rows, " x ", block.columns,
-                         " in a block make ", ShapeToString(blocks)),
-                  parameter.name);
+                        ShapeToString(atom->shape), ", but ", block.rows, " x ", block.columns,
+                        " in a block make ", ShapeToString(blocks)),
+                 parameter.name);
   }
   return EncodedWeight{values, *scales, parameter.name, shape};
 }
 
 Result<EncodedWeight> Mxfp4Weight(const StepModel& step, ParameterIndex values) {
   const Parameter& parameter = step.parameter(values);
-  const std::string name =
-      parameter.name.substr(0, parameter.name.size() - kBlocksSuffix.size());
+  const std::string name = parameter.name.substr(0, parameter.name.size() - kBlocksSuffix.size());
   const auto scales = step.FindParameter(StrCat(name, kScalesSuffix));
-  const Atom *atom = OnlyWeight(step, values), *exponents = scales ? OnlyWeight(step, *scales) : nullptr;
+  const Atom *atom = OnlyWeight(step, values),
+             *exponents = scales ? OnlyWeight(step, *scales) : nullptr;
   if (exponents == nullptr) return Unfit("its blocks have no scales", parameter.name);
   const Shape& shape = parameter.shape;
   if (shape.size() != 4 || shape[3] != kMxfp4Bytes || atom == nullptr ||

@@ -23,8 +23,7 @@ Result<std::shared_ptr<const View>> EncodedFormat::Open(
   auto decoded = encodings_->To(shown->shared_step(), Encodings::Form::kDecoded);
   const bool helps = decoded && inner_->Open(ShownState::Of(*std::move(decoded), plain));
   if (!helps) return view;
-  return Fail(
-      std::move(view).error().Needing("add bf16 to the layout, which decodes its weights"));
+  return Fail(std::move(view).error().Needing("add bf16 to the layout, which decodes its weights"));
 }
 
 }  // namespace ckptfs

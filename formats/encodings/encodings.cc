@@ -88,8 +88,8 @@ Result<Encodings::MadePtr> Encodings::MakeForm(const std::shared_ptr<const StepM
       Made{step, std::make_shared<const StepModel>(std::move(decoded))});
 }
 
-Result<std::shared_ptr<const StepModel>> Encodings::To(
-    const std::shared_ptr<const StepModel>& step, Form form) {
+Result<std::shared_ptr<const StepModel>> Encodings::To(const std::shared_ptr<const StepModel>& step,
+                                                       Form form) {
   CKPT_ASSIGN_OR_RETURN(const MadePtr made,
                         kept_.Get(Key{step.get(), form}, [&] { return MakeForm(step, form); }));
   return made->step;

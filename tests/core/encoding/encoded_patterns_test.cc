@@ -55,13 +55,13 @@ TEST(EncodedPatternsTest, ARankHasTheScalesOfItsValues) {
     Shape shape = {1 + pick(24), 1 + pick(24)};
     if (pick(3) == 0) {
       pattern.cuts[0].parts = {1 + pick(12), 1 + pick(12), 1 + pick(12)};
-      shape[dim] = std::accumulate(pattern.cuts[0].parts.begin(), pattern.cuts[0].parts.end(),
-                                   uint64_t{0});
+      shape[dim] =
+          std::accumulate(pattern.cuts[0].parts.begin(), pattern.cuts[0].parts.end(), uint64_t{0});
     }
     pattern.cuts[0].unit = 1 + pick(3);
     const uint64_t degree = 1 + pick(4), rank = pick(degree);
-    const Shape blocks = InBlocks({shape[0] + config.block.rows - 1,
-                                   shape[1] + config.block.columns - 1}, config.block);
+    const Shape blocks = InBlocks(
+        {shape[0] + config.block.rows - 1, shape[1] + config.block.columns - 1}, config.block);
     const auto values =
         MakeLocal(StoredPattern(pattern, DimsOfValues(config, 2)), shape, rank, degree);
     const auto scales =

@@ -28,8 +28,8 @@ double SpecifiedE4M3(int bits) {
 }
 double SpecifiedE2M1(int bits) {
   const int exponent = bits >> 1 & 3, fraction = bits & 1;
-  const double size = exponent == 0 ? fraction / 2.0
-                                    : (1 + fraction / 2.0) * std::pow(2.0, exponent - 1);
+  const double size =
+      exponent == 0 ? fraction / 2.0 : (1 + fraction / 2.0) * std::pow(2.0, exponent - 1);
   return (bits & 8) != 0 ? -size : size;
 }
 
@@ -58,7 +58,8 @@ class ScaledCase {
  public:
   explicit ScaledCase(uint64_t seed) : random_(seed) {
     fp4_ = Pick(2) == 1;
-    block_ = fp4_ ? ScaleBlock{1 + Pick(2), 2 * (1 + Pick(4))} : ScaleBlock{1 + Pick(5), 1 + Pick(5)};
+    block_ =
+        fp4_ ? ScaleBlock{1 + Pick(2), 2 * (1 + Pick(4))} : ScaleBlock{1 + Pick(5), 1 + Pick(5)};
     const size_t rank = 2 + Pick(2);
     for (size_t d = 0; d < rank; ++d) stored_.push_back(1 + Pick(d + 1 == rank ? 40 : 9));
     if (fp4_) stored_.back() = 2 * CeilDivide(stored_.back(), 2);
@@ -88,7 +89,8 @@ class ScaledCase {
       block = block * blocks_[d] + stored[d] / size;
     }
     const double value = fp4_ ? SpecifiedE2M1(static_cast<uint8_t>(values_[kBefore + flat / 2]) >>
-                                                  (flat % 2 == 0 ? 0 : 4) & 15)
+                                                  (flat % 2 == 0 ? 0 : 4) &
+                                              15)
                               : SpecifiedE4M3(static_cast<uint8_t>(values_[kBefore + flat]));
     float scale;
     if (exponents_) {
@@ -113,12 +115,14 @@ class ScaledCase {
     exponents_ = fp4_ || Pick(2) == 0;
     scales_.resize(blocks * (exponents_ ? 1 : 4));
     for (uint64_t i = 0; i < blocks; ++i) {
-      const auto scale = std::ldexp(1.0F + static_cast<float>(Pick(1000)) / 1000, static_cast<int>(Pick(20)) - 10);
+      const auto scale =
+          std::ldexp(1.0F + static_cast<float>(Pick(1000)) / 1000, static_cast<int>(Pick(20)) - 10);
       if (exponents_) scales_[i] = static_cast<char>(100 + Pick(60));
       if (!exponents_) std::memcpy(scales_.data() + 4 * i, &scale, 4);
     }
     model_.roots = {directory_.path()};
-    for (const auto& [name, bytes] : {std::pair("values", &values_), std::pair("scales", &scales_)}) {
+    for (const auto& [name, bytes] :
+         {std::pair("values", &values_), std::pair("scales", &scales_)}) {
       const std::string path = directory_.path() + "/" + name;
       std::ofstream(path, std::ios::binary) << *bytes;
       Blob blob;
