@@ -446,6 +446,18 @@ void Reader::NoteFolders(const ModelFiles& carried) {
       StrCat("folders beside the model that are not taken: ", list));
 }
 
+// PEFT saves a model's adapters but the first below the first one's.
+Status Reader::LeaveOutAdapters() {
+  for (const std::string& folder : files_.folders) {
+    const std::string config = StrCat(files_.prefix, folder, "/", kAdapterConfig);
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*StepRoot(), config));
+    if (!there) continue;
+    LeaveOut(assembler_.header(), {LeftOutPart::kModel, StrCat("'", folder, "/'"),
+                                   "it is another adapter (PEFT)", "adopt that folder by itself"});
+  }
+  return {};
+}
+
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
@@ -457,6 +469,7 @@ Status Reader::CarryFiles() {
     has_config_ = true;
   }
   NoteFolders(carried);
+  CKPT_RETURN_IF_ERROR(LeaveOutAdapters());
   const ReadersSoFar readers(assembler_.header());
   for (const std::string& name : files_.others) {
     const auto readable = readers.MayRead(*StepRoot(), files_.prefix + name);

@@ -77,6 +77,7 @@ class Reader {
   Status CheckOneFile() const;
   Status SettleAll();
   Status CarryFiles();
+  Status LeaveOutAdapters();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();
   void KeepFiles();

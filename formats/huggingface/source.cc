@@ -22,8 +22,6 @@ using huggingface::StepFiles;
 constexpr std::array<std::string_view, 5> kFileSuffixes = {".safetensors", ".bin", ".pt", ".pth",
                                                            ".ckpt"};
 
-constexpr std::string_view kAdapterConfig = "adapter_config.json";
-
 using RootPointer = std::shared_ptr<const Root>;
 
 // The name of a directory of the root, or of the root itself.
