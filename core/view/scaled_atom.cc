@@ -44,16 +44,28 @@ class BlockIndex {
     step_columns_ = step % columns_;
     step_rows_ = step / columns_;
   }
-  void Next() {
-    column_ += step_columns_;
-    row_ += step_rows_;
-    if (column_ >= columns_) {
-      column_ -= columns_;
-      ++row_;
+  // The steps after which the scale may be another one; at least one.
+  uint64_t Same() const {
+    if (step_rows_ == 0 && step_columns_ > 0) {
+      const uint64_t end = std::min(columns_, (column_ / block_.columns + 1) * block_.columns);
+      return CeilDiv(end - column_, step_columns_);
     }
-    while (row_ >= rows_) {
-      row_ -= rows_;
-      ++matrix_;
+    if (step_rows_ > 0 && step_columns_ == 0) {
+      const uint64_t end = std::min(rows_, (row_ / block_.rows + 1) * block_.rows);
+      return CeilDiv(end - row_, step_rows_);
+    }
+    return 1;
+  }
+  void Advance(uint64_t steps) {
+    column_ += steps * step_columns_;
+    row_ += steps * step_rows_;
+    if (column_ >= columns_) {
+      row_ += column_ / columns_;
+      column_ %= columns_;
+    }
+    if (row_ >= rows_) {
+      matrix_ += row_ / rows_;
+      row_ %= rows_;
     }
   }
   uint64_t scale() const {
@@ -71,9 +83,10 @@ class BlockIndex {
 // The elements of one stretch of a target, as they are stored.
 class Stretch {
  public:
-  Stretch(BlobReader& blobs, const AtomSource& source, const Conversion& bytes,
+  // `fp8`: the values are; else they are fp4.
+  Stretch(BlobReader& blobs, const AtomSource& source, bool fp8, const Conversion& bytes,
           const Conversion& words)
-      : batch_(blobs), source_(source), bytes_(bytes), words_(words) {
+      : batch_(blobs), source_(source), fp8_(fp8), bytes_(bytes), words_(words) {
     scale_of_.fill(kNone);
   }
 
@@ -90,29 +103,28 @@ class Stretch {
     CKPT_RETURN_IF_ERROR(batch_.Flush());
     static const auto fp8 = TableOf<DecodeFp8E4M3>();
     static const auto fp4 = TableOf<DecodeFp4>();
+    if (scales_ == DType::kF8E8M0) DecodeExponents();
     for (uint64_t i = 0; i < count; ++i) {
       if (scale_of_[i] == kNone) {
         out[i] = 0;
         continue;
       }
       const auto stored = static_cast<uint8_t>(values_[i]);
-      const float value = shifts_[i] == kWholeByte ? fp8[stored] : fp4[stored >> shifts_[i] & 15];
-      out[i] = value * Scale(scale_of_[i]);
+      const float value = fp8_ ? fp8[stored] : fp4[stored >> shifts_[i] & 15];
+      out[i] = value * words_of_[scale_of_[i]];
     }
     return {};
   }
 
  private:
   static constexpr uint16_t kNone = UINT16_MAX;
-  static constexpr uint8_t kWholeByte = 8;
 
-  // Bytes with the values, and which half of a byte is meant.
+  // Bytes with the values, and the half of a byte that is meant.
   Status AddValues(const SourceRun& run, uint64_t begin) {
     const uint64_t first = run.target - begin;
-    if (run.stored != DType::kF4) {
-      for (uint64_t i = 0; i < run.count; ++i) shifts_[first + i * run.target_stride] = kWholeByte;
-      return batch_.Add(run.blob, run.offset, run.source_stride, &values_[first],
-                        run.target_stride, run.count, bytes_);
+    if (fp8_) {
+      return batch_.Add(run.blob, run.offset, run.source_stride, &values_[first], run.target_stride,
+                        run.count, bytes_);
     }
     // Two by two steps lead to the same half of another byte.
     const bool odd = run.source_stride % 2 != 0;
@@ -125,8 +137,8 @@ class Stretch {
       for (uint64_t i = 0; i < count; ++i) shifts_[to + i * stride] = flat % 2 == 0 ? 0 : 4;
       // A local tensor begins with a whole byte.
       const uint64_t offset = run.offset - run.flat / 2 + flat / 2;
-      CKPT_RETURN_IF_ERROR(batch_.Add(run.blob, offset, every * run.source_stride / 2,
-                                      &values_[to], stride, count, bytes_));
+      CKPT_RETURN_IF_ERROR(batch_.Add(run.blob, offset, every * run.source_stride / 2, &values_[to],
+                                      stride, count, bytes_));
     }
     return {};
   }
@@ -137,15 +149,18 @@ class Stretch {
     scales_ = scales.dtype;
     BlockIndex index(source_.gathers[0].locals[run.local].shape, source_.block);
     index.Start(run.flat, run.source_stride);
-    uint64_t last = 0;
-    for (uint64_t i = 0; i < run.count; ++i, index.Next()) {
+    uint64_t last = 0, to = run.target - begin;
+    for (uint64_t i = 0; i < run.count;) {
       const uint64_t scale = index.scale();
       if (i == 0 || scale != last) {
         CKPT_RETURN_IF_ERROR(AddScale(scales, scale));
         last = scale;
       }
-      scale_of_[run.target - begin + i * run.target_stride] =
-          static_cast<uint16_t>(scale_count_ + pending_ - 1);
+      const auto number = static_cast<uint16_t>(scale_count_ + pending_ - 1);
+      const uint64_t same = std::min(index.Same(), run.count - i);
+      for (uint64_t k = 0; k < same; ++k, to += run.target_stride) scale_of_[to] = number;
+      index.Advance(same);
+      i += same;
     }
     return AddPending(scales);
   }
@@ -153,8 +168,8 @@ class Stretch {
   // Scales at one distance from each other are copied together.
   Status AddScale(const Fragment& scales, uint64_t scale) {
     if (pending_ == 1 && scale > pending_last_) pending_step_ = scale - pending_last_;
-    const bool follows = pending_ > 0 && scale > pending_last_ &&
-                         scale - pending_last_ == pending_step_;
+    const bool follows =
+        pending_ > 0 && scale > pending_last_ && scale - pending_last_ == pending_step_;
     if (pending_ > 0 && !follows) CKPT_RETURN_IF_ERROR(AddPending(scales));
     if (pending_ == 0) pending_first_ = scale;
     pending_last_ = scale;
@@ -166,8 +181,8 @@ class Stretch {
     if (pending_ == 0) return {};
     const bool word = scales.dtype != DType::kF8E8M0;
     const uint64_t width = ByteWidth(scales.dtype);
-    std::byte* to = word ? reinterpret_cast<std::byte*>(&words_of_[scale_count_])
-                         : &bytes_of_[scale_count_];
+    std::byte* to =
+        word ? reinterpret_cast<std::byte*>(&words_of_[scale_count_]) : &bytes_of_[scale_count_];
     CKPT_RETURN_IF_ERROR(batch_.Add(scales.blob, scales.offset + pending_first_ * width,
                                     pending_ == 1 ? 1 : pending_step_, to, 1, pending_,
                                     word ? words_ : bytes_));
@@ -176,19 +191,21 @@ class Stretch {
     return {};
   }
 
-  float Scale(uint16_t number) const {
+  void DecodeExponents() {
     static const auto exponents = TableOf<DecodeFp8E8M0>();
-    if (scales_ == DType::kF8E8M0) return exponents[static_cast<uint8_t>(bytes_of_[number])];
-    return words_of_[number];
+    for (uint64_t i = 0; i < scale_count_; ++i) {
+      words_of_[i] = exponents[static_cast<uint8_t>(bytes_of_[i])];
+    }
   }
 
   CopyBatch batch_;
   const AtomSource& source_;
+  const bool fp8_;
   const Conversion& bytes_;  // of values, and of scales that are exponents
   const Conversion& words_;  // of other scales to fp32
   DType scales_ = DType::kF32;
   std::array<std::byte, kBlock> values_;
-  std::array<uint8_t, kBlock> shifts_;
+  std::array<uint8_t, kBlock> shifts_;     // of fp4
   std::array<uint16_t, kBlock> scale_of_;  // kNone: no element
   // No more scales than elements.
   alignas(64) std::array<float, kBlock> words_of_;
@@ -197,13 +214,15 @@ class Stretch {
   uint64_t pending_ = 0, pending_first_ = 0, pending_last_ = 0, pending_step_ = 0;
 };
 
-// All scales of a source are of one type.
-Result<DType> ScaleType(const AtomSource& source) {
-  const DType first = source.gathers[1].series.front().dtype;
-  for (const FragmentSeries& series : source.gathers[1].series) {
+// All values, and all scales, of a source are of one type.
+Result<DType> TypeOf(const Gather& gather) {
+  if (gather.series.empty()) return Fail(ErrorCode::kInvalid, "no fragments");
+  const DType first = gather.series.front().dtype;
+  for (const FragmentSeries& series : gather.series) {
     if (series.dtype == first) continue;
-    return Fail(ErrorCode::kUnsupported, StrCat("scales of types ", DTypeName(first), " and ",
-                                                DTypeName(series.dtype)));
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("values with scales per block, of types ", DTypeName(first), " and ",
+                       DTypeName(series.dtype)));
   }
   return first;
 }
@@ -215,9 +234,8 @@ float DecodeFp8E4M3(uint8_t bits) {
   if (exponent == 15 && mantissa == 7) {
     return std::copysign(std::numeric_limits<float>::quiet_NaN(), bits >> 7 != 0 ? -1.0F : 1.0F);
   }
-  const float value = exponent == 0
-                          ? std::ldexp(static_cast<float>(mantissa), -9)
-                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  const float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                    : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
   return bits >> 7 != 0 ? -value : value;
 }
 
@@ -235,17 +253,17 @@ float DecodeFp4(uint8_t bits) {
 Status ReadScaled(BlobReader& blobs, const StoredAtom& stored, const LocalTensor& local,
                   uint64_t begin, uint64_t end, std::byte* out, uint32_t shown_width) {
   const AtomSource& source = stored.atom->source;
-  if (source.gathers[0].locals.empty()) return Fail(ErrorCode::kInvalid, "no fragments");
-  CKPT_ASSIGN_OR_RETURN(const DType scales, ScaleType(source));
+  CKPT_ASSIGN_OR_RETURN(const DType values, TypeOf(source.gathers[0]));
+  CKPT_ASSIGN_OR_RETURN(const DType scales, TypeOf(source.gathers[1]));
   const DType same[] = {DType::kU8}, to_float[] = {scales, DType::kF32};
   CKPT_ASSIGN_OR_RETURN(const Conversion bytes, Conversion::Make(same));
-  CKPT_ASSIGN_OR_RETURN(const Conversion words,
-                        scales == DType::kF8E8M0 ? Conversion::Make(same)
-                                                 : Conversion::Make(to_float));
+  CKPT_ASSIGN_OR_RETURN(const Conversion words, scales == DType::kF8E8M0
+                                                    ? Conversion::Make(same)
+                                                    : Conversion::Make(to_float));
   CKPT_ASSIGN_OR_RETURN(const Conversion shown, stored.MakeConversion(DType::kF32, 1.0));
   for (uint64_t from = begin; from < end; from += kBlock) {
     const uint64_t to = std::min(from + kBlock, end);
-    Stretch stretch(blobs, source, bytes, words);
+    Stretch stretch(blobs, source, values != DType::kF4, bytes, words);
     Status failed;
     const RunsEnd how =
         ForEachSourceRun(source.gathers[0], local, from, to, [&](const SourceRun& run) {
