@@ -14,6 +14,7 @@
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
 #include "formats/megatron/legacy/source.h"
+#include "formats/megatron/legacy/view.h"
 #include "formats/megatron/source.h"
 #include "formats/megatron/view.h"
 #include "formats/rank/rank_view.h"
@@ -53,7 +54,8 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
     add(std::make_unique<ResumeFormat>(tool));
   }
   add(std::make_unique<DcpFormat>());
-  decoded(std::make_unique<MegatronFormat>(*translations, std::move(models)));
+  decoded(std::make_unique<MegatronFormat>(*translations, models));
+  decoded(std::make_unique<MegatronLegacyFormat>(*translations, std::move(models)));
   return formats;
 }
 

@@ -49,8 +49,8 @@ class Fields {
 class Printer {
  public:
   Printer(const ShownState& shown, const std::optional<TargetGroups>& groups,
-          std::string_view config)
-      : shown_(shown), step_(shown.step()), groups_(groups), config_(config) {}
+          std::string_view config, const CommonAdditions& more)
+      : shown_(shown), step_(shown.step()), groups_(groups), config_(config), more_(more) {}
 
   Result<ArchiveContent> Print() && {
     CKPT_ASSIGN_OR_RETURN(samples_, Samples());
@@ -64,6 +64,10 @@ class Printer {
     if (groups_) {
       CKPT_ASSIGN_OR_RETURN(const NodeId optimizer, PrintOptimizer(*groups_, pickle()));
       root.Put("optimizer", optimizer);
+    }
+    if (more_.entries) {
+      CKPT_ASSIGN_OR_RETURN(const auto entries, more_.entries(archive_));
+      for (const auto& [key, value] : entries) root.Put(key, value);
     }
     CKPT_RETURN_IF_ERROR(AddOthers(root));
     if (groups_ && samples_) root.Put("opt_param_scheduler", Schedule());
@@ -92,6 +96,9 @@ class Printer {
 
   Result<NodeId> Arguments() {
     Fields fields(pickle());
+    if (more_.arguments) {
+      for (const auto& [name, value] : more_.arguments(pickle())) fields.Put(name, value);
+    }
     AddDegrees(fields);
     fields.PutBool("no_save_rng", true);
     fields.PutBool("no_save_optim", !groups_.has_value());
@@ -218,6 +225,7 @@ class Printer {
   const StepModel& step_;
   const std::optional<TargetGroups>& groups_;
   const std::string_view config_;
+  const CommonAdditions& more_;
   std::optional<uint64_t> samples_;
   ArchiveBuilder archive_;
 };
@@ -226,8 +234,8 @@ class Printer {
 
 Result<ArchiveContent> CommonFile(const ShownState& shown,
                                   const std::optional<TargetGroups>& groups,
-                                  std::string_view config) {
-  return Printer(shown, groups, config).Print();
+                                  std::string_view config, const CommonAdditions& more) {
+  return Printer(shown, groups, config, more).Print();
 }
 
 }  // namespace ckptfs::megatron

@@ -20,7 +20,11 @@
 
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/result.h"
 #include "core/view/shown_state.h"
@@ -29,9 +33,16 @@
 
 namespace ckptfs::megatron {
 
+// What a file has besides: arguments that come before all others, and entries of its dict.
+struct CommonAdditions {
+  using Entries = std::vector<std::pair<std::string, NodeId>>;
+  std::function<Entries(PickleBuilder&)> arguments = nullptr;
+  std::function<Result<Entries>(ArchiveBuilder&)> entries = nullptr;
+};
+
 // `config`: the model's config.json, or "".
 Result<ArchiveContent> CommonFile(const ShownState& shown,
                                   const std::optional<TargetGroups>& groups,
-                                  std::string_view config);
+                                  std::string_view config, const CommonAdditions& more = {});
 
 }  // namespace ckptfs::megatron

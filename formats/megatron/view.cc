@@ -139,6 +139,12 @@ std::string WithoutOptimizer(std::string_view why) {
 
 }  // namespace
 
+Result<std::shared_ptr<const ShownState>> AsMcore(Translations& translations,
+                                                  std::shared_ptr<const ShownState> shown) {
+  CKPT_ASSIGN_OR_RETURN(Named named, NamedAs(translations, std::move(shown)));
+  return std::move(named.shown);
+}
+
 Result<std::shared_ptr<const View>> MegatronFormat::Open(
     std::shared_ptr<const ShownState> shown) const {
   CKPT_RETURN_IF_ERROR(CheckDegrees(shown->step(), shown->layout()));

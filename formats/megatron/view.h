@@ -27,6 +27,10 @@
 
 namespace ckptfs {
 
+// A step under megatron-core's names, at least its weights.  The error says why they have none.
+Result<std::shared_ptr<const ShownState>> AsMcore(Translations& translations,
+                                                  std::shared_ptr<const ShownState> shown);
+
 class MegatronFormat : public ViewFormat {
  public:
   static constexpr uint64_t kCutFrom = 1 << 20;

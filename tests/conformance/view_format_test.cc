@@ -5,6 +5,7 @@
 #include "formats/dcp/view.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/view.h"
+#include "formats/megatron/legacy/view.h"
 #include "formats/megatron/view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/registry.h"
@@ -59,6 +60,15 @@ ViewFormatCase Megatron(std::string name, std::string layout, TinyStepOptions st
   return {std::move(name), make, step, std::move(layout)};
 }
 
+ViewFormatCase MegatronLegacy(std::string name, std::string layout, TinyStepOptions step = {}) {
+  const auto make = [] {
+    return std::make_unique<MegatronLegacyFormat>(Translations::Make(std::nullopt).value(),
+                                                  std::nullopt);
+  };
+  step.megatron = true;
+  return {std::move(name), make, step, std::move(layout)};
+}
+
 TinyStepOptions Experts() {
   TinyStepOptions options;
   options.experts = 4;
@@ -100,6 +110,8 @@ const std::vector<ViewFormatCase>& Cases() {
       Megatron("megatron_whole", "tp1"),
       Megatron("megatron_tp2_experts", "tp2_pp2_dp2_ep2", Experts()),
       Megatron("megatron_masters_only", "tp4_fp32", Lazy()),
+      MegatronLegacy("megatron_legacy_tp2_pp2", "tp2_pp2"),
+      MegatronLegacy("megatron_legacy_experts", "pp2_dp2_ep2", Experts()),
   };
   return cases;
 }

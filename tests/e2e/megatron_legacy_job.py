@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tiny GPT models of megatron-core that ranks save as Megatron's --ckpt-format torch does: megatron_legacy_job.py OUT NAME...
+With --load TASKS ranks load such directories instead, and OUT becomes {name of the task: [what is wrong with what they have in memory]}.
 
 OUT/<name>/run/iter_0000007/mp_rank_*/    model_optim_rng.pt, and distrib_optim.pt of a distributed optimizer
 OUT/<name>/run/latest_checkpointed_iteration.txt
@@ -13,9 +14,11 @@ distributed optimizer, the rank's state, and, when all ranks have theirs, the tr
 """
 import argparse
 import functools
+import json
 import os
 import sys
 import tempfile
+import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'megatron'))
@@ -31,6 +34,7 @@ from megatron.core import parallel_state as ps
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.moe import experts as experts_module
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron_loads import differing, live
 
 PLAIN = {'sharding': ''}
 VARIANTS = {
@@ -62,18 +66,14 @@ def args_of(job, c):
         overlap_grad_reduce=bool(c['bucket']), no_save_optim=False, no_save_rng=False, use_tp_pp_dp_mapping=False,
         decoder_first_pipeline_num_layers=c.get('first'), decoder_last_pipeline_num_layers=None, pipeline_model_parallel_layout=None,
         account_for_embedding_in_pipeline_split=False, account_for_loss_in_pipeline_split=False, ckpt_format='torch', consumed_train_samples=64,
-        expert_tensor_parallel_size=etp, rotary_base=c['base'])
+        expert_tensor_parallel_size=etp, rotary_base=c['base'], transformer_impl='local', moe_grouped_gemm=bool(c.get('grouped')))
     assert (out.tensor_model_parallel_size, out.pipeline_model_parallel_size, out.expert_model_parallel_size) == (tp, pp, ep)
     return out
 
 
 def save_legacy(job, c, save, iteration):
     """What a rank writes."""
-    _, pp, ep, _ = job.degrees
-    folder = f'mp_rank_{ps.get_tensor_model_parallel_rank():02d}'
-    folder += f'_{ps.get_pipeline_model_parallel_rank():03d}' if pp > 1 else ''
-    folder += f'_{ps.get_expert_model_parallel_rank():03d}' if ep > 1 else ''
-    folder = f'{save}/iter_{iteration:07d}/{folder}'
+    folder = f'{save}/iter_{iteration:07d}/{folder_of(job)}'
     if c['sharding']:
         os.makedirs(folder, exist_ok=True)
         job.optimizer.save_parameter_state(f'{folder}/distrib_optim.pt')
@@ -96,6 +96,31 @@ def save_legacy(job, c, save, iteration):
         with open(f'{save}/latest_checkpointed_iteration.txt', 'w', encoding='utf-8') as f:
             f.write(str(iteration))
     dist.barrier()
+
+
+def folder_of(job):
+    """The folder of this rank."""
+    _, pp, ep, _ = job.degrees
+    out = f'mp_rank_{ps.get_tensor_model_parallel_rank():02d}'
+    out += f'_{ps.get_pipeline_model_parallel_rank():03d}' if pp > 1 else ''
+    return out + (f'_{ps.get_expert_model_parallel_rank():03d}' if ep > 1 else '')
+
+
+def load(task):
+    """Returns what is wrong with what this rank then has in memory: {step, model, degrees, chunks, truth, strict}."""
+    c = {**make_megatron.BASE, 'etp': task['degrees'][0], **task['model']}
+    job = make_megatron.Job(c, *task['degrees'], seed=20, chunks=task['chunks'])
+    state = torch.load(f'{task["step"]}/{folder_of(job)}/model_optim_rng.pt')  # torch's own checks of classes included
+    for i, net in enumerate(job.nets):
+        net.load_state_dict(state['model' if len(job.nets) == 1 else f'model{i}'], strict=task['strict'])
+    wrong, keys = differing(live(job, optimizer=False), torch.load(task['truth']))
+    flags = vars(state['args'])
+    degrees = [flags[f'{d}_model_parallel_size'] for d in ('tensor', 'pipeline', 'expert')]
+    if degrees != task['degrees'] or flags['num_layers'] != c['layers'] or flags['padded_vocab_size'] != c['vocab']:
+        wrong.append(f'args say {degrees}, {flags["num_layers"]}, {flags["padded_vocab_size"]}')
+    if state['checkpoint_version'] != 3.0:
+        wrong.append('the version')
+    return wrong + ([] if keys else ['nothing was compared'])
 
 
 def specialise(c):
@@ -136,12 +161,31 @@ def make(name, out):
         print('made', name, flush=True)
 
 
-def rank_main(rank, out, names, rendezvous):
-    """One rank of all variants."""
+def load_all(tasks, out):
+    """What is wrong with each, of all ranks."""
+    results = {}
+    for task in tasks:
+        try:
+            mine = load(task)
+        except Exception:  # pylint: disable=broad-exception-caught
+            mine = [traceback.format_exc()]
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        results[task['name']] = [f'rank {r}: {one}' for r, all_of in enumerate(everyone) for one in all_of[:4]]
+    if dist.get_rank() == 0:
+        with open(out, 'w', encoding='utf-8') as f:
+            json.dump(results, f)
+
+
+def rank_main(rank, out, names, loads, rendezvous):
+    """One rank of all variants, or of all loads."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
     experts_module.gg.assert_grouped_gemm_is_available = lambda: None
     dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
+    if loads:
+        with open(loads, encoding='utf-8') as f:
+            load_all(json.load(f), out)
     for name in names:
         make(name, out)
     dist.barrier()
@@ -153,10 +197,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('out')
     parser.add_argument('names', nargs='*')
+    parser.add_argument('--load')
     words = parser.parse_args()
+    names = words.names or ([] if words.load else list(VARIANTS))
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(rank_main, (os.path.abspath(words.out), words.names or list(VARIANTS), folder + '/rendezvous'),
-                           nprocs=make_megatron.WORLD, start_method='fork')
+        mp.start_processes(rank_main, (os.path.abspath(words.out), names, words.load, folder + '/rendezvous'), nprocs=make_megatron.WORLD, start_method='fork')
 
 
 if __name__ == '__main__':

@@ -163,6 +163,35 @@ def test_megatron_goes_on_at_other_degrees(shown, saved, tmp_path):
         assert json.load(f) == {task['name']: [] for task in tasks}
 
 
+# (variant, model, [tp, pp, ep], chunks of a stage, layout)
+VIEWS = [('tp2pp2', {'bias': True}, [1, 2, 1], 2, 'pp2_dp2_vpp2'), ('flat_vpp2', {'norm': True, 'dtype': 'float16'}, [2, 1, 1], 1, 'tp2_dp2'),
+         ('fp32_tied', {'tied': True, 'channels': 8, 'dtype': 'float32'}, [1, 2, 1], 1, 'pp2_dp2'), ('flat_ep2', {'experts': 4}, [1, 1, 4], 1, 'dp4_ep4')]
+
+
+def test_ranks_of_megatron_begin_with_the_legacy_view(shown, saved, tmp_path):
+    """A release at other degrees, by load_state_dict(strict=True) of real modules, of the file that torch.load takes without code."""
+    tasks = []
+    for name, model, degrees, chunks, layout in VIEWS:
+        truth = f'{tmp_path}/{name}.pt'
+        torch.save(stacked(truth_of(saved, name)[0]), truth)
+        folder = view(shown[0], name, layout) + '/megatron_legacy'
+        with open(f'{folder}/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
+            assert f.read() == 'release'
+        tasks.append({'name': name, 'model': {**model, 'sharding': ''}, 'degrees': degrees, 'chunks': chunks, 'step': f'{folder}/release',
+                      'truth': truth, 'strict': True})
+    wrong = torch.load(tasks[0]['truth'])
+    wrong['decoder.layers.mlp.linear_fc2.weight'][3, 31, 47] += 1
+    torch.save(wrong, f'{tmp_path}/wrong.pt')
+    tasks.append({**tasks[0], 'name': 'wrong', 'truth': f'{tmp_path}/wrong.pt'})
+    with open(f'{tmp_path}/tasks.json', 'w', encoding='utf-8') as f:
+        json.dump(tasks, f)
+    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_legacy_job.py', f'{tmp_path}/out.json', '--load', f'{tmp_path}/tasks.json'],
+                   check=True, timeout=500)
+    with open(f'{tmp_path}/out.json', encoding='utf-8') as f:
+        found = json.load(f)
+    assert found.pop('wrong') and found == {name: [] for name, *_ in VIEWS}
+
+
 # ---- saves that something happened to --------------------------------------------------------
 
 FILE = 'model_optim_rng.pt'
