@@ -25,16 +25,17 @@ from megatron_truth import (BLOCK, ENGINES, GROUP, LOGITS, MEGATRON, MODELS, OWN
 HERE = os.path.dirname(os.path.abspath(__file__))
 WIDE = {'layers': 2, 'hidden': 1024, 'heads': 16, 'groups': 8, 'channels': 64, 'ffn': 2816, 'vocab': 2048, 'eps': 1e-6}
 VIRTUAL = 'pp2_dp2'  # this one with two chunks a stage
-# (source, [tp, pp, ep], layout).  `newest` is llama in the form that cores from 0.19 on save.
+# (source, [tp, pp, ep], layout).  `newest` is llama in the form that cores from 0.19 on save.  megatron_pairs.py has three of each source.
 CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 2, 1], VIRTUAL), ('tied', [4, 1, 1], 'tp4'), ('qwen3', [2, 2, 1], 'tp2_pp2'),
-         ('mixtral', [1, 1, 4], 'dp4_ep4'), ('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen2_moe', [1, 1, 2], 'dp4_ep2'),
-         ('qwen3_moe', [2, 1, 2], 'tp2_dp2_ep2'), ('newest', [2, 1, 1], 'tp2'), ('buckets', [4, 1, 1], 'tp4'), ('plain_adam', [1, 2, 1], 'pp2')]
-ENGINE_CELLS = [('llama_zero3', [1, 2, 1], 'pp2'), ('llama_autotp2', [2, 2, 1], 'tp2_pp2'), ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'),
-                ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'), ('mixtral_zero1', [1, 2, 1], 'pp2'), ('llama', [1, 2, 1], 'pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4')]
+         ('mixtral', [1, 1, 4], 'dp4_ep4'), ('qwen2_moe', [1, 1, 2], 'dp4_ep2'), ('newest', [2, 1, 1], 'tp2'), ('buckets', [4, 1, 1], 'tp4')]
+ENGINE_CELLS = [('llama_zero3', [1, 2, 1], 'pp2'), ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
+                ('llama', [1, 2, 1], 'pp2')]
 if os.environ.get('CKPTFS_LONG'):
-    CELLS += [('llama', [1, 4, 1], 'pp4'), ('qwen3_moe', [1, 1, 1], 'dp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('qwen2', [1, 2, 1], 'pp2'),
+    CELLS += [('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen3_moe', [2, 1, 2], 'tp2_dp2_ep2'), ('plain_adam', [1, 2, 1], 'pp2'),
+              ('llama', [1, 4, 1], 'pp4'), ('qwen3_moe', [1, 1, 1], 'dp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('qwen2', [1, 2, 1], 'pp2'),
               ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2')]
-    ENGINE_CELLS += [('llama_zero1', [2, 1, 1], 'tp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2')]
+    ENGINE_CELLS += [('llama_autotp2', [2, 2, 1], 'tp2_pp2'), ('mixtral_zero1', [1, 2, 1], 'pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'),
+                     ('llama_zero1', [2, 1, 1], 'tp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2')]
 # A job in fp32 loads what FSDP2 saved as it is; one in bf16 weights that are rounded, and masters that are not.
 FSDP_CELLS = [('float32', [1, 2, 1], 'pp2'), ('bfloat16', [2, 1, 1], 'tp2_bf16')]
 
