@@ -3,8 +3,6 @@
 #include "mount/mirror/mirror_ops.h"
 
 #include <fcntl.h>
-#include <linux/falloc.h>
-#include <linux/limits.h>
 #include <unistd.h>
 
 #include <algorithm>
