@@ -41,3 +41,16 @@ def test_packed_parameters_are_refused_by_name(ckptfs):
     model = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE)), {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(TypeError, match='0._packed_params.dtype stands in state_dict.., but is neither registered by its module'):
         snapshots.Snapshotter(model, None, 'job', ckptfs.store)
+
+
+class Turned(torch.nn.Linear):
+    """Its state dict has its weight transposed."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + 'weight'] = destination[prefix + 'weight'].t()
+
+
+def test_a_parameter_in_another_form_is_refused_by_name(ckptfs):
+    with pytest.raises(TypeError, match='0.weight stands in state_dict.. in another form'):
+        snapshots.Snapshotter(torch.nn.Sequential(Turned(SIZE, SIZE)), None, 'job', ckptfs.store)

@@ -153,13 +153,27 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
             yield from _walk(child, f'{prefix}{name}.')
 
 
+def _is_same(given: Any, held: torch.Tensor) -> bool:
+    """True if both are the same elements in the same order."""
+    if given is held or not isinstance(given, torch.Tensor):
+        return given is held
+    if isinstance(given, compat.DTensor) or isinstance(held, compat.DTensor):
+        return type(given) is type(held)
+    return (given.data_ptr(), given.shape, given.stride(), given.dtype) == (
+        held.data_ptr(), held.shape, held.stride(), held.dtype)
+
+
 def _add_unregistered(prefix: str, module: nn.Module, model: Model) -> None:
     """What a module's state dict has and it does not register (scales of quantised weights, a
-    metric's sums) is held like a buffer; NotHeld for what is not a plain tensor."""
+    metric's sums) is held like a buffer; NotHeld for what is not a plain tensor, and for what is
+    registered and given in another form (turned, cast)."""
     known = {*model.tensors, *(alias for alias, _ in model.aliases),
              *(f'{key.removeprefix("extra_state/")}_extra_state' for key in model.extra)}
     for key, value in module.state_dict(prefix=prefix, keep_vars=True).items():
         name = _BETWEEN.sub('', key)
+        if name in model.tensors and not _is_same(value, model.tensors[name]):
+            raise NotHeld(f'{name} stands in state_dict() in another form than its module, a '
+                          f'{type(module).__name__}, has it')
         if value is None or name in known:
             continue
         if not isinstance(value, torch.Tensor) or value.is_quantized or value.layout != torch.strided:
