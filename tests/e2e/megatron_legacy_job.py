@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tiny GPT models of megatron-core that ranks save as Megatron's --ckpt-format torch does: megatron_legacy_job.py OUT NAME...
-With --load TASKS ranks load such directories instead, and OUT becomes {name of the task: [what is wrong with what they have in memory]}.
+With --load TASKS ranks load such directories instead, or of torch_dist (megatron_loads.py), and OUT becomes {name of the task: [what is wrong with what
+they have in memory]}.
 
 OUT/<name>/run/iter_0000007/mp_rank_*/    model_optim_rng.pt, and distrib_optim.pt of a distributed optimizer
 OUT/<name>/run/latest_checkpointed_iteration.txt
@@ -34,7 +35,7 @@ from megatron.core import parallel_state as ps
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.moe import experts as experts_module
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron_loads import differing, live
+from megatron_loads import differing, do, live
 
 PLAIN = {'sharding': ''}
 VARIANTS = {
@@ -166,7 +167,7 @@ def load_all(tasks, out):
     results = {}
     for task in tasks:
         try:
-            mine = load(task)
+            mine = load(task) if task['legacy'] else do(task)
         except Exception:  # pylint: disable=broad-exception-caught
             mine = [traceback.format_exc()]
         everyone = [None] * dist.get_world_size()

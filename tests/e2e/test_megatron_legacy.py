@@ -144,52 +144,69 @@ def test_dcp_and_deepspeed_have_masters_and_moments(shown, saved):
                 assert torch.equal(got.view(master.shape), states[kind][key]), (key, kind)
 
 
-def test_megatron_goes_on_at_other_degrees(shown, saved, tmp_path):
-    tasks = []
-    for name, model, degrees, layout in CELLS:
-        weights, states = truth_of(saved, name)
-        truth = f'{tmp_path}/{name}.pt'
-        torch.save(stacked(weights) | {f'{STATES}{KINDS[kind]}.{k}': v for kind in KINDS for k, v in stacked(states[kind]).items()}, truth)
-        step = view(shown[0], name, layout) + '/megatron/iter_0000007'
-        pp = next((int(t[2:]) for t in layout.split('_') if t.startswith('pp')), 1)
-        tp = next((int(t[2:]) for t in layout.split('_') if t.startswith('tp')), 1)
-        tasks.append({'name': f'{name} {layout}', 'model': {**model, 'sharding': 'fully_reshardable'}, 'degrees': degrees, 'step': step,
-                      'strict': 'raise_all', 'truth': truth, 'optimizer': True, 'logits': None, 'group': {'lr': 1e-2, 'eps': 1e-8, 'step': 2},
-                      'run': [tp, pp], 'samples': None, 'chunks': 1, 'most': None})
-    with open(f'{tmp_path}/tasks.json', 'w', encoding='utf-8') as f:
-        json.dump(tasks, f)
-    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_loads.py', f'{tmp_path}/tasks.json', f'{tmp_path}/out.json'], check=True, timeout=500)
-    with open(f'{tmp_path}/out.json', encoding='utf-8') as f:
-        assert json.load(f) == {task['name']: [] for task in tasks}
-
-
 # (variant, model, [tp, pp, ep], chunks of a stage, layout)
 VIEWS = [('tp2pp2', {'bias': True}, [1, 2, 1], 2, 'pp2_dp2_vpp2'), ('flat_vpp2', {'norm': True, 'dtype': 'float16'}, [2, 1, 1], 1, 'tp2_dp2'),
          ('fp32_tied', {'tied': True, 'channels': 8, 'dtype': 'float32'}, [1, 2, 1], 1, 'pp2_dp2'), ('flat_ep2', {'experts': 4}, [1, 1, 4], 1, 'dp4_ep4')]
 
 
-def test_ranks_of_megatron_begin_with_the_legacy_view(shown, saved, tmp_path):
-    """A release at other degrees, by load_state_dict(strict=True) of real modules, of the file that torch.load takes without code."""
-    tasks = []
+def dist_tasks(mount, saved, folder):
+    """megatron/ at other degrees, with the optimizer and its next step."""
+    for name, model, degrees, layout in CELLS:
+        weights, states = truth_of(saved, name)
+        truth = f'{folder}/{name}.dist'
+        torch.save(stacked(weights) | {f'{STATES}{KINDS[kind]}.{k}': v for kind in KINDS for k, v in stacked(states[kind]).items()}, truth)
+        run = [next((int(t[2:]) for t in layout.split('_') if t.startswith(degree)), 1) for degree in ('tp', 'pp')]
+        yield {'name': f'{name} {layout}', 'legacy': False, 'model': {**model, 'sharding': 'fully_reshardable'}, 'degrees': degrees,
+               'step': view(mount, name, layout) + '/megatron/iter_0000007', 'strict': 'raise_all', 'truth': truth, 'optimizer': True, 'logits': None,
+               'group': {'lr': 1e-2, 'eps': 1e-8, 'step': 2}, 'run': run, 'samples': None, 'chunks': 1, 'most': None}
+
+
+def legacy_tasks(mount, saved, folder):
+    """megatron_legacy/ at other degrees, strictly; and one with a truth that is not."""
     for name, model, degrees, chunks, layout in VIEWS:
-        truth = f'{tmp_path}/{name}.pt'
+        truth = f'{folder}/{name}.legacy'
         torch.save(stacked(truth_of(saved, name)[0]), truth)
-        folder = view(shown[0], name, layout) + '/megatron_legacy'
-        with open(f'{folder}/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
-            assert f.read() == 'release'
-        tasks.append({'name': name, 'model': {**model, 'sharding': ''}, 'degrees': degrees, 'chunks': chunks, 'step': f'{folder}/release',
-                      'truth': truth, 'strict': True})
-    wrong = torch.load(tasks[0]['truth'])
+        yield {'name': f'{name} {layout}', 'legacy': True, 'model': {**model, 'sharding': ''}, 'degrees': degrees, 'chunks': chunks,
+               'step': view(mount, name, layout) + '/megatron_legacy/release', 'truth': truth, 'strict': True}
+    wrong = stacked(truth_of(saved, VIEWS[0][0])[0])
     wrong['decoder.layers.mlp.linear_fc2.weight'][3, 31, 47] += 1
-    torch.save(wrong, f'{tmp_path}/wrong.pt')
-    tasks.append({**tasks[0], 'name': 'wrong', 'truth': f'{tmp_path}/wrong.pt'})
-    with open(f'{tmp_path}/tasks.json', 'w', encoding='utf-8') as f:
+    torch.save(wrong, f'{folder}/wrong')
+    name, model, degrees, chunks, layout = VIEWS[0]
+    yield {'name': 'wrong', 'legacy': True, 'model': {**model, 'sharding': ''}, 'degrees': degrees, 'chunks': chunks,
+           'step': view(mount, name, layout) + '/megatron_legacy/release', 'truth': f'{folder}/wrong', 'strict': True}
+
+
+@pytest.fixture(scope='module')
+def loaded(shown, saved, tmp_path_factory):
+    """What is wrong with what real ranks have in memory that load views, by task."""
+    folder = tmp_path_factory.mktemp('loads')
+    tasks = [*dist_tasks(shown[0], saved, folder), *legacy_tasks(shown[0], saved, folder)]
+    with open(f'{folder}/tasks.json', 'w', encoding='utf-8') as f:
         json.dump(tasks, f)
-    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_legacy_job.py', f'{tmp_path}/out.json', '--load', f'{tmp_path}/tasks.json'],
+    subprocess.run([sys.executable, '-W', 'ignore', f'{HERE}/megatron_legacy_job.py', f'{folder}/out.json', '--load', f'{folder}/tasks.json'],
                    check=True, timeout=500)
-    with open(f'{tmp_path}/out.json', encoding='utf-8') as f:
-        found = json.load(f)
-    assert found.pop('wrong') and found == {name: [] for name, *_ in VIEWS}
+    with open(f'{folder}/out.json', encoding='utf-8') as f:
+        return json.load(f)
+
+
+@pytest.mark.parametrize('name, layout', [(cell[0], cell[3]) for cell in CELLS])
+def test_megatron_goes_on_at_other_degrees(loaded, name, layout):
+    assert loaded[f'{name} {layout}'] == []
+
+
+@pytest.mark.parametrize('name, layout', [(one[0], one[4]) for one in VIEWS])
+def test_ranks_of_megatron_begin_with_the_legacy_view(loaded, name, layout):
+    """By load_state_dict(strict=True) of real modules, of the file that torch.load takes without code."""
+    assert loaded[f'{name} {layout}'] == []
+
+
+def test_ranks_see_one_element_that_differs(loaded):
+    assert loaded['wrong']
+
+
+def test_the_legacy_view_is_a_release(shown):
+    with open(view(shown[0], 'tp2pp2', 'tp2') + '/megatron_legacy/latest_checkpointed_iteration.txt', encoding='utf-8') as f:
+        assert f.read() == 'release'
 
 
 # ---- saves that something happened to --------------------------------------------------------
