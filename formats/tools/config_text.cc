@@ -268,17 +268,12 @@ std::string WithoutQuantisation(std::string_view config) {
   std::string out;
   size_t copied = 0;
   for (const Member& member : MembersOf(config, "quantization_config")) {
-    // The last one takes the comma before it along, unless an earlier one went with it.
-    const bool before = member.last && member.comma && *member.comma >= copied;
+    // It takes the comma before it along, or the one behind it where there is none.
+    const bool before = member.comma && *member.comma >= copied;
     const size_t begin = before ? *member.comma : member.begin;
     out += config.substr(copied, begin - copied);
-    copied = member.end;
-    if (member.last) {
-      const size_t text_end = config.find_last_not_of(" \t\r\n", member.end - 1) + 1;
-      copied = before ? text_end : member.end;
-      continue;
-    }
-    copied = config.find_first_not_of(" \t\r\n", member.end + 1);
+    copied = before || member.last ? config.find_last_not_of(" \t\r\n", member.end - 1) + 1
+                                   : config.find_first_not_of(" \t\r\n", member.end + 1);
   }
   out += config.substr(copied);
   return out;
