@@ -52,7 +52,8 @@ CONVERTED = {
     'torch_save_to_dcp': 'model.pt',
     'merge-weights': f'{FIXTURES}/dcp/accelerate/ckpt',
     'verl.model_merger': os.path.join(HERE, '..', 'golden', 'rank_shards', 'torch_2_13'),
-    'Megatron': f'{FIXTURES}/megatron/llama',
+    'Megatron': f'{FIXTURES}/megatron/llama', 'other degrees, weights alone': f'{FIXTURES}/megatron/llama',
+    'a resume that only': f'{FIXTURES}/megatron/llama',
 }
 
 
