@@ -30,9 +30,9 @@ FLAT = {'flat_tp2': (2, 2, 0), 'flat_vpp2': (1, 1, 0), 'flat_tied': (1, 1, 0), '
 JOBS |= FLAT
 LONG = bool(os.environ.get('CKPTFS_LONG'))
 # The variants of the job, and whether their optimizers are in distrib_optim.pt
-NAMES = ['tp2pp2', 'flat_tp2', 'flat_vpp2', 'flat_tied', 'fp32_tied', 'flat_ep2', 'grouped_ep2', 'flat_etp2', 'flat_early', 'uneven']
+NAMES = ['tp2pp2', 'flat_tp2', 'flat_vpp2', 'fp32_tied', 'flat_ep2', 'flat_early', 'uneven']
 if LONG:
-    NAMES += ['fp32_tied_pp2', 'plain_ep2', 'flat_grouped', 'flat_etp1', 'plain_vpp2', 'plain_early']
+    NAMES += ['flat_tied', 'grouped_ep2', 'flat_etp2', 'fp32_tied_pp2', 'plain_ep2', 'flat_grouped', 'flat_etp1', 'plain_vpp2', 'plain_early']
 LOGITS = [name for name in ('tp2pp2', 'flat_vpp2', 'flat_tied', 'flat_ep2', 'plain_vpp2', 'plain_ep2') if name in NAMES]
 # (variant, what differs from make_megatron.BASE, [tp, pp, ep], layout)
 CELLS = [('tp2pp2', {'bias': True}, [4, 1, 1], 'tp4'), ('flat_vpp2', {'norm': True, 'dtype': 'float16'}, [2, 1, 1], 'tp2'),
