@@ -43,7 +43,7 @@ bool HasCommand(const CLI::App& app, std::string_view word) {
 }
 
 // "do you mean a, b?", or what there is.
-// What converters of others are called.
+// Converters of others have these names.
 constexpr std::string_view kConverters[] = {"convert",       "consolidate",      "merge",
                                             "merge-weights", "zero_to_fp32",     "ds_to_universal",
                                             "dcp_to_torch",  "dcp_to_torch_save"};
@@ -485,6 +485,21 @@ void AddMetricsOption(Command& command, std::string& address) {
            "Answer GET /metrics there, for Prometheus; a PORT alone is one of 127.0.0.1")
       .Value("ADDR")
       .Check(Checked(ParseMetricsAddress));
+}
+
+void AddServiceOptions(Command& command, std::string& log, std::string& metrics_listen,
+                       ServiceFlags& flags) {
+  command.Add("--log", log, "Where the daemon logs (default: log/ in the store)")
+      .Value("FILE|syslog|stderr");
+  AddLogFormatOption(command, flags.log_format);
+  AddMetricsOption(command, metrics_listen);
+  command.Add("--foreground", flags.foreground, "Stay in the foreground; log to stderr");
+  AddConfigOption(command, flags.config);
+}
+
+void AddMountpointOptions(Command& command, bool& mkdir, bool& nonempty) {
+  command.Add("--mkdir", mkdir, "Make the mount point if it is missing");
+  command.Add("--nonempty", nonempty, "Mount over a directory that has files in it");
 }
 
 void AddRetentionOptions(Command& command, Retention& retention) {

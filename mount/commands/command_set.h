@@ -76,6 +76,19 @@ void AddLogFormatOption(Command& command, std::string& format);
 Result<LogFormat> LogFormatOf(const std::string& format);
 // --metrics-listen.
 void AddMetricsOption(Command& command, std::string& address);
+
+// How a command that stays as a daemon is run.
+struct ServiceFlags {
+  std::string log_format = {};
+  bool foreground = false;
+  std::string config = {};
+};
+// --log, --log-format, --metrics-listen, --foreground and --config.
+void AddServiceOptions(Command& command, std::string& log, std::string& metrics_listen,
+                       ServiceFlags& flags);
+
+// --mkdir and --nonempty.
+void AddMountpointOptions(Command& command, bool& mkdir, bool& nonempty);
 // --keep-last and --keep-every.
 void AddRetentionOptions(Command& command, Retention& retention);
 

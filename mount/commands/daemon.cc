@@ -14,9 +14,7 @@ struct DaemonFlags {
   DaemonRequest request;
   std::string store;
   SnapshotFlags snapshots;
-  std::string log_format;
-  bool foreground = false;
-  std::string config;
+  ServiceFlags service;
 };
 
 // Relative paths end here: the daemon's working directory is /.
@@ -25,7 +23,7 @@ Result<DaemonRequest> RequestOf(const DaemonFlags& options) {
   CKPT_ASSIGN_OR_RETURN(request.snapshots, SnapshotRequestOf(options.snapshots));
   CKPT_ASSIGN_OR_RETURN(request.snapshots.store, StorePath(options.store));
   request.log = AbsoluteLog(request.log);
-  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.log_format));
+  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.service.log_format));
   return request;
 }
 
@@ -33,7 +31,7 @@ Status StartDaemon(const DaemonFlags& options, const Command& command) {
   CKPT_ASSIGN_OR_RETURN(DaemonRequest request, RequestOf(options));
   request.again = CommandAgain(command, request.snapshots.store);
   request.configuration = ConfigurationOf(command);
-  return RunService(options.foreground, request.log,
+  return RunService(options.service.foreground, request.log,
                     [&](const auto& ready) { return RunDaemon(request, ready); });
 }
 
@@ -44,12 +42,8 @@ void AddDaemonCommand(CommandSet& commands) {
   Command& command = commands.Add("daemon", "Receive snapshots for a store, without a mount");
   AddStoreOption(command, options->store);
   AddSnapshotOptions(command, options->snapshots);
-  command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
-      .Value("FILE|syslog|stderr");
-  AddLogFormatOption(command, options->log_format);
-  AddMetricsOption(command, options->request.metrics_listen);
-  command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  AddConfigOption(command, options->config);
+  AddServiceOptions(command, options->request.log, options->request.metrics_listen,
+                    options->service);
   command.body = [options, &command] { return StartDaemon(*options, command); };
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the daemons of this machine know of steps and the store does not: steps that are not
+// The daemons of this machine know of steps more than the store does: steps that are not
 // published yet, and sources that are others by now.
 //
 // Thread safety: free functions without state.

@@ -20,9 +20,7 @@ struct IngestFlags {
   bool link = false;
   bool copy = false;
   bool streamed = false;
-  std::string log_format;
-  bool foreground = false;
-  std::string config;
+  ServiceFlags service;
 };
 
 // Relative paths end here: the daemon's working directory is /.
@@ -36,7 +34,7 @@ Result<IngestMountRequest> RequestOf(const IngestFlags& options) {
   if (options.copy) request.adopt.ownership = Ownership::kCopy;
   request.passthrough = !options.streamed;
   request.log = AbsoluteLog(request.log);
-  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.log_format));
+  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.service.log_format));
   return request;
 }
 
@@ -44,7 +42,7 @@ Status RunIngest(const IngestFlags& options, const Command& command) {
   CKPT_ASSIGN_OR_RETURN(IngestMountRequest request, RequestOf(options));
   request.again = CommandAgain(command, request.store);
   request.configuration = ConfigurationOf(command);
-  return RunService(options.foreground, request.log,
+  return RunService(options.service.foreground, request.log,
                     [&](const auto& ready) { return RunIngest(request, ready); });
 }
 
@@ -67,15 +65,9 @@ void AddIngestCommand(CommandSet& commands) {
   command.Add("--no-passthrough", options->streamed,
               "Write files through the daemon though the kernel could write them itself");
   AddThreadsOption(command, options->request.threads, "Threads that answer requests");
-  command.Add("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
-  command.Add("--nonempty", options->request.nonempty,
-              "Mount over a directory that has files in it");
-  command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
-      .Value("FILE|syslog|stderr");
-  AddLogFormatOption(command, options->log_format);
-  AddMetricsOption(command, options->request.metrics_listen);
-  command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  AddConfigOption(command, options->config);
+  AddMountpointOptions(command, options->request.mkdir, options->request.nonempty);
+  AddServiceOptions(command, options->request.log, options->request.metrics_listen,
+                    options->service);
   command.body = [options, &command] { return RunIngest(*options, command); };
 }
 

@@ -28,7 +28,7 @@ Status CheckOwnMount(const std::string& mountpoint) {
       StrCat(path, ": user ", *user, " mounted it; its daemon answers that user's commands"));
 }
 
-// Of those that answer the ones that are meant.
+// Keeps those that answer and are meant.
 Result<std::vector<LiveMount>> ChooseOf(std::vector<LiveMount> mounts, const LiveOptions& options,
                                         const LiveScope& scope, bool daemons) {
   bool ingests = false;

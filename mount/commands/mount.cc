@@ -35,9 +35,7 @@ struct MountFlags {
   std::string budget;
   std::string reserve;
   SnapshotFlags snapshots;
-  std::string log_format;
-  bool foreground = false;
-  std::string config;
+  ServiceFlags service;
   // A file says these in the place of the paths:
   std::string file_mountpoint;
   std::vector<std::string> file_checkpoints;
@@ -112,7 +110,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   }
   CKPT_ASSIGN_OR_RETURN(request.snapshots, SnapshotRequestOf(options.snapshots));
   request.log = AbsoluteLog(request.log);
-  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.log_format));
+  CKPT_ASSIGN_OR_RETURN(request.log_format, LogFormatOf(options.service.log_format));
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
 }
@@ -127,7 +125,7 @@ Status RunMount(const MountFlags& options, const Command& command) {
   request.again = CommandAgain(command, request.store);
   request.words = WordsAgain(command, request.store);
   request.configuration = ConfigurationOf(command);
-  return RunService(options.foreground, request.log,
+  return RunService(options.service.foreground, request.log,
                     [&](const auto& ready) { return RunMount(request, ready); });
 }
 
@@ -181,15 +179,9 @@ void AddMountCommand(CommandSet& commands) {
   AddServingOptions(command, *options);
   command.Add("--allow-other", options->request.allow_other,
               "Let other users in (always for root)");
-  command.Add("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
-  command.Add("--nonempty", options->request.nonempty,
-              "Mount over a directory that has files in it");
-  command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
-      .Value("FILE|syslog|stderr");
-  AddLogFormatOption(command, options->log_format);
-  AddMetricsOption(command, options->request.metrics_listen);
-  command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  AddConfigOption(command, options->config);
+  AddMountpointOptions(command, options->request.mkdir, options->request.nonempty);
+  AddServiceOptions(command, options->request.log, options->request.metrics_listen,
+                    options->service);
   command.AddToFile("--mountpoint", options->file_mountpoint).Value("DIR");
   command.AddToFile("--checkpoint", options->file_checkpoints).Value("PATH");
   command.body = [options, &command] { return RunMount(*options, command); };

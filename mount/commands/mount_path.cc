@@ -4,6 +4,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/mount_info.h"
+#include "mount/fuse/mount_table.h"
 #include "mount/options.h"
 
 namespace ckptfs {
@@ -11,11 +12,9 @@ namespace {
 
 constexpr size_t kStepParts = 4;  // run/RUN/step/ID
 
-bool Holds(const std::string& mountpoint, const std::string& path) {
-  return path == mountpoint || path.starts_with(mountpoint + "/");
-}
-
 }  // namespace
+
+std::string StepOfView(std::string_view view) { return MountPath{{}, {}, SplitPath(view)}.Step(); }
 
 std::string JoinedPath(const std::vector<std::string>& parts, size_t first) {
   std::string text;
@@ -37,7 +36,7 @@ Result<MountPath> TakeApart(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<MountEntry> mounts, ReadMounts());
   const MountEntry* found = nullptr;
   for (const MountEntry& mount : mounts) {
-    if (!Holds(mount.mountpoint, absolute)) continue;
+    if (!LiesIn(mount.mountpoint, absolute)) continue;
     const bool longer = found == nullptr || mount.mountpoint.size() >= found->mountpoint.size();
     if (longer) found = &mount;
   }

@@ -34,6 +34,9 @@ Result<MountPath> TakeApart(const std::string& path);
 // The parts of "a/b"; "//" is one slash.
 std::vector<std::string> SplitPath(std::string_view path);
 
+// "RUN/ID" of "run/RUN/step/ID/view", as a daemon tells it; "" if it is not that.
+std::string StepOfView(std::string_view view);
+
 // "a/b" of the parts from `first` on.
 std::string JoinedPath(const std::vector<std::string>& parts, size_t first);
 

@@ -329,7 +329,7 @@ std::string MetricsOf(const LiveScope& scope, const std::vector<LiveMount>& aliv
 void AddReaders(const LiveMount& mount, Json& status) {
   if (!status.is_object() || !status.contains("view") || !status["view"].is_string()) return;
   const std::string view = BytesOfUtf8(status["view"].get<std::string>());
-  const std::string name = MountPath{mount.mountpoint, mount.store, SplitPath(view)}.Step();
+  const std::string name = StepOfView(view);
   const auto step = LoadSubject(name, mount.store, {});
   if (!step) return;
   const auto blobs = BlobReader::Create((*step)->model, ReaderOptions());

@@ -14,6 +14,7 @@
 
 #include "core/base/strings.h"
 #include "core/base/utf8.h"
+#include "core/check/source_state.h"
 #include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/mount_path.h"
@@ -224,7 +225,7 @@ std::optional<std::string> StepOfMounts(const std::string& store) {
     const auto status = nlohmann::json::parse(*text, nullptr, false);
     if (!status.is_object() || !status.contains("view") || !status["view"].is_string()) continue;
     const std::string view = BytesOfUtf8(status["view"].get<std::string>());
-    const std::string step = MountPath{mount.mountpoint, mount.store, SplitPath(view)}.Step();
+    const std::string step = StepOfView(view);
     if (step.empty() || (shown && *shown != step)) return std::nullopt;
     shown = step;
   }
@@ -245,18 +246,17 @@ Result<std::string> OnlyStep(const std::string& given, const std::string& store_
 }
 
 void WarnIfGone(Store& store, const StepRecord& record) {
-  const auto step = store.Load(record);
+  struct stat info {};
+  if (::stat(record.source.c_str(), &info) == 0 || errno != ENOENT) return;
+  const auto step = store.Load(record);  // it may be the store's own by now
   if (!step) return;
-  for (const std::string& root : (*step)->model.roots) {
-    struct stat info {};
-    if (!root.starts_with('/') || ::stat(root.c_str(), &info) == 0 || errno != ENOENT) continue;
-    fmt::print(stderr,
-               "ckptfs: {}/{}: {} is gone, and reads of the step fail; `ckptfs list {}` shows "
-               "which steps are whole\n",
-               Printable(record.run), Printable(record.id), Printable(root),
-               Printable(ShellWord(record.run)));
-    return;
-  }
+  const auto blobs = BlobReader::Create((*step)->model, ReaderOptions());
+  if (LookAtSources((*step)->model, *blobs).state != SourceState::kMissing) return;
+  fmt::print(stderr,
+             "ckptfs: {}/{}: {} is gone, and reads of the step fail; `ckptfs list {}` shows which "
+             "steps are whole\n",
+             Printable(record.run), Printable(record.id), Printable(record.source),
+             Printable(ShellWord(record.run)));
 }
 
 std::function<void(const JobProgress&)> ProgressBar(const std::string& what) {

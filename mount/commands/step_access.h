@@ -70,7 +70,7 @@ Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::strin
 // that its mounts show.
 Result<std::string> OnlyStep(const std::string& given, const std::string& store);
 
-// Says on standard error that a directory of the step is no longer there.
+// Says on standard error that the step's source is no longer there.
 void WarnIfGone(Store& store, const StepRecord& record);
 
 // A bar on stderr if that is a terminal, else nothing.

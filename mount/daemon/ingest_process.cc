@@ -56,10 +56,6 @@ struct IngestDaemon {
   std::unique_ptr<DaemonRecord> record;
 };
 
-bool LiesIn(const std::string& outer, const std::string& inner) {
-  return inner == outer || inner.starts_with(outer == "/" ? outer : outer + "/");
-}
-
 // The directory that jobs write to, made if it is missing.
 Result<Descriptor> OpenDirectory(const IngestMountRequest& request) {
   const std::string& path = request.adopt.ingest.path;
@@ -196,7 +192,7 @@ void MakeConfiguration(const IngestMountRequest& request, const std::string& log
   });
 }
 
-// What answers commands and scrapers.
+// Starts to answer commands and scrapers.
 Status Listen(const IngestMountRequest& request, IngestDaemon& daemon) {
   const DaemonStatus status = StatusOf(request, daemon);
   CKPT_ASSIGN_OR_RETURN(daemon.metrics, ServeMetrics(request.metrics_listen, request.store,

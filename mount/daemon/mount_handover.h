@@ -53,7 +53,7 @@ struct ServedMount {
 
 // Programs that do not have the same version of the state cannot take each other's place.
 inline constexpr int kMountStateVersion = 1;
-// What `ckptfs upgrade --accepts` prints, with exit code 0, if it can.
+// `ckptfs upgrade --accepts` prints this, with exit code 0, if it can.
 inline constexpr std::string_view kAcceptance = "ckptfs takes over this mount\n";
 
 std::vector<uint8_t> EncodeMountState(const MountState& state);

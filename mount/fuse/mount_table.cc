@@ -61,6 +61,10 @@ Status UnmountWith(const std::string& mountpoint, int flags) {
 
 }  // namespace
 
+bool LiesIn(const std::string& directory, const std::string& path) {
+  return path == directory || path.starts_with(directory == "/" ? directory : directory + "/");
+}
+
 std::optional<uint32_t> UserOf(const MountEntry& mount) {
   const auto text = MountOption(mount.options, "user_id");
   uint32_t user = 0;

@@ -16,6 +16,9 @@
 
 namespace ckptfs {
 
+// True if a path is that directory or lies below it.  REQUIRES: both absolute, without "..".
+bool LiesIn(const std::string& directory, const std::string& path);
+
 // For a FUSE mount: the user whose daemon serves it.
 std::optional<uint32_t> UserOf(const MountEntry& mount);
 

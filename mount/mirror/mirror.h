@@ -49,7 +49,7 @@ struct MirrorDirectory {
   off_t position = 0;
 };
 
-// What setattr is to change; what is absent stays.
+// The attributes that setattr is to change; others stay.
 struct MirrorChange {
   bool mode = false, owner = false, size = false, times = false;
   mode_t new_mode = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of a mirror (mirror.h) tell each other: numbers, entries, open files.
+// The parts of a mirror (mirror.h) tell each other these: numbers, entries, open files.
 //
 // A failure is the system's own error number, as the disk said it: a writer that meets ENOSPC,
 // EDQUOT or EIO has to see that one, and an ErrorCode would fold several of them into one.
