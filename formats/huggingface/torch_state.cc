@@ -34,89 +34,6 @@ bool IsModule(PickleRef value) {
   return !value.IsDict() && value.State() && value["_modules"] && value["_parameters"];
 }
 
-// The keys of a state that its script flattened which are an optimizer's.  A module may have a
-// part that is called "optimizer", so that the word alone tells nothing:
-//
-//   "optim.state.0.exp_avg"      states or groups follow (OptimizerPrefixOf)
-//   "optim.exp_avg.a.weight"     a name of the model's stands in it, with a kind around it
-//   "optim.0.exp_avg"            under each number stand several tensors, all of one shape
-class OptimizerKeys {
- public:
-  explicit OptimizerKeys(std::span<const ModelCandidate::Tensor> tensors) {
-    for (const auto& [name, dtype, shape] : tensors) {
-      const std::string_view first = FirstWord(name);
-      if (!IsWord(first)) AddName(name, first);
-    }
-    std::map<std::string_view, std::vector<Inside>> words;
-    for (const auto& [name, dtype, shape] : tensors) {
-      const std::string_view first = FirstWord(name);
-      if (!OptimizerPrefixOf(name).empty()) {
-        prefixes_ = true;
-      } else if (IsWord(first)) {
-        words[first].push_back({std::string_view(name).substr(first.size() + 1), &shape});
-      }
-    }
-    for (const auto& [word, inside] : words) {
-      const bool named = std::ranges::any_of(inside, [&](auto& one) { return HoldsName(one.key); });
-      if (named || AreNumbered(inside)) words_.insert(word);
-    }
-  }
-
-  bool any() const { return prefixes_ || !words_.empty(); }
-  bool Has(std::string_view key) const {
-    return words_.contains(FirstWord(key)) || !OptimizerPrefixOf(key).empty();
-  }
-
- private:
-  struct Inside {
-    std::string_view key;  // behind the word
-    const Shape* shape;
-  };
-
-  static std::string_view FirstWord(std::string_view key) {
-    const size_t dot = key.find('.');
-    return dot == key.npos ? std::string_view() : key.substr(0, dot);
-  }
-
-  static bool IsWord(std::string_view word) {
-    constexpr auto kWords =
-        std::to_array<std::string_view>({"optim", "optimizer", "optimizers", "optimizer_state_dict",
-                                         "optimizer_state", "optim_state"});
-    return std::ranges::find(kWords, word) != kWords.end();
-  }
-
-  void AddName(std::string_view name, std::string_view first) {
-    names_.insert(name);
-    if (IsModelKey(first)) names_.insert(name.substr(first.size() + 1));
-  }
-
-  bool HoldsName(std::string_view key) const {
-    for (size_t dot = key.find('.'); dot != key.npos; dot = key.find('.', dot + 1)) {
-      if (names_.contains(key.substr(0, dot)) || names_.contains(key.substr(dot + 1))) return true;
-    }
-    return false;
-  }
-
-  static bool AreNumbered(const std::vector<Inside>& all) {
-    std::map<std::string_view, std::vector<const Shape*>> numbers;
-    for (const auto& [key, shape] : all) {
-      const std::string_view number = FirstWord(key);
-      if (number.empty() || !std::ranges::all_of(number, IsDigit)) return false;
-      if (!shape->empty()) numbers[number].push_back(shape);
-    }
-    return !numbers.empty() && std::ranges::all_of(numbers, [](const auto& number) {
-      const auto& shapes = number.second;
-      return shapes.size() > 1 && std::ranges::all_of(shapes, [&](const Shape* shape) {
-               return *shape == *shapes.front();
-             });
-    });
-  }
-
-  std::set<std::string_view> names_;  // of tensors outside of it
-  std::set<std::string_view> words_;
-  bool prefixes_ = false;
-};
-
 bool IsPlain(PickleRef value) {
   return value.Number() || value.Bool() || value.String() || value.IsNone();
 }
@@ -195,6 +112,90 @@ std::vector<std::pair<std::string, Shape>> Sorted(const ModelCandidate& candidat
 
 }  // namespace
 
+// The keys of a state that its script flattened which are an optimizer's.  A module may have a
+// part that is called "optimizer", so that the word alone tells nothing:
+//
+//   "optim.state.0.exp_avg"      states or groups follow (OptimizerPrefixOf)
+//   "optim.exp_avg.a.weight"     a name of the model's stands in it, with a kind around it
+//   "optim.0.exp_avg"            under each number stand several tensors, all of one shape
+class TorchState::OptimizerKeys {
+ public:
+  explicit OptimizerKeys(std::span<const ModelCandidate::Tensor> tensors) {
+    std::map<std::string_view, std::vector<Inside>> words;
+    for (const auto& [name, dtype, shape] : tensors) {
+      const std::string_view first = FirstWord(name);
+      if (!OptimizerPrefixOf(name).empty()) {
+        prefixes_ = true;
+      } else if (IsWord(first)) {
+        words[first].push_back({std::string_view(name).substr(first.size() + 1), &shape});
+      }
+    }
+    if (words.empty()) return;
+    for (const auto& [name, dtype, shape] : tensors) {
+      const std::string_view first = FirstWord(name);
+      if (!IsWord(first)) AddName(name, first);
+    }
+    for (const auto& [word, inside] : words) {
+      const bool named = std::ranges::any_of(inside, [&](auto& one) { return HoldsName(one.key); });
+      if (named || AreNumbered(inside)) words_.insert(word);
+    }
+  }
+
+  bool any() const { return prefixes_ || !words_.empty(); }
+  bool Has(std::string_view key) const {
+    return words_.contains(FirstWord(key)) || !OptimizerPrefixOf(key).empty();
+  }
+
+ private:
+  struct Inside {
+    std::string_view key;  // behind the word
+    const Shape* shape;
+  };
+
+  static std::string_view FirstWord(std::string_view key) {
+    const size_t dot = key.find('.');
+    return dot == key.npos ? std::string_view() : key.substr(0, dot);
+  }
+
+  static bool IsWord(std::string_view word) {
+    constexpr auto kWords =
+        std::to_array<std::string_view>({"optim", "optimizer", "optimizers", "optimizer_state_dict",
+                                         "optimizer_state", "optim_state"});
+    return std::ranges::find(kWords, word) != kWords.end();
+  }
+
+  void AddName(std::string_view name, std::string_view first) {
+    names_.insert(name);
+    if (IsModelKey(first)) names_.insert(name.substr(first.size() + 1));
+  }
+
+  bool HoldsName(std::string_view key) const {
+    for (size_t dot = key.find('.'); dot != key.npos; dot = key.find('.', dot + 1)) {
+      if (names_.contains(key.substr(0, dot)) || names_.contains(key.substr(dot + 1))) return true;
+    }
+    return false;
+  }
+
+  static bool AreNumbered(const std::vector<Inside>& all) {
+    std::map<std::string_view, std::vector<const Shape*>> numbers;
+    for (const auto& [key, shape] : all) {
+      const std::string_view number = FirstWord(key);
+      if (number.empty() || !std::ranges::all_of(number, IsDigit)) return false;
+      if (!shape->empty()) numbers[number].push_back(shape);
+    }
+    return !numbers.empty() && std::ranges::all_of(numbers, [](const auto& number) {
+      const auto& shapes = number.second;
+      return shapes.size() > 1 && std::ranges::all_of(shapes, [&](const Shape* shape) {
+               return *shape == *shapes.front();
+             });
+    });
+  }
+
+  std::set<std::string_view> names_;  // of tensors outside of it
+  std::set<std::string_view> words_;
+  bool prefixes_ = false;
+};
+
 TorchState::TorchState(PickleRef root) : root_(root) {
   Walk(root, "", 0);
   AddUnions();
@@ -252,18 +253,17 @@ void TorchState::WalkDict(PickleRef dict, const std::string& path, int depth) {
 
 void TorchState::AddCandidate(ModelCandidate candidate, Found found) {
   if (candidate.tensors.empty() || candidates_.size() >= kMaxCandidates) return;
-  if (!candidate.marked && OptimizerKeys(candidate.tensors).any()) {
-    AddFlat(candidate, found);
-    return;
+  if (!candidate.marked) {
+    const OptimizerKeys optimizers(candidate.tensors);
+    if (optimizers.any()) return AddFlat(candidate.key, found, optimizers);
   }
   candidates_.push_back(std::move(candidate));
   found_.push_back(std::move(found));
 }
 
 // A state that its script flattened: the first words of the keys are its parts.
-void TorchState::AddFlat(const ModelCandidate& whole, const Found& all) {
-  const std::string& path = whole.key;
-  const OptimizerKeys optimizers(whole.tensors);
+void TorchState::AddFlat(const std::string& path, const Found& all,
+                         const OptimizerKeys& optimizers) {
   std::vector<ModelCandidate::Tensor> tensors;
   std::vector<PickleRef> values;
   for (const auto& [name, value] : all.tensors) {

@@ -74,7 +74,8 @@ class TorchState {
   void Walk(PickleRef value, const std::string& path, int depth);
   void WalkDict(PickleRef dict, const std::string& path, int depth);
   void AddCandidate(ModelCandidate candidate, Found found);
-  void AddFlat(const ModelCandidate& whole, const Found& all);
+  class OptimizerKeys;
+  void AddFlat(const std::string& path, const Found& all, const OptimizerKeys& optimizers);
   void AddUnions();
   Status CheckNoOther(const Model& taken) const;
   void CountTrained();
