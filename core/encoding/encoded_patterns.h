@@ -46,7 +46,7 @@ struct StoredDim {
 // dimension.  kUnknown where a part is not of whole blocks.
 Pattern StoredPattern(const Pattern& decoded, const std::vector<StoredDim>& dims);
 
-// What the rule says, of a parameter for which none did: sizes that only decoded tensors tell (the
+// The rule gives this of a parameter for which none did: sizes that only decoded tensors tell (the
 // number of experts) were not known.
 void SetOpenPattern(const RuleMatch& match, Parameter& parameter);
 

@@ -86,7 +86,7 @@ bool IsScale(const std::string& name, EncodingMethod method) {
   return name.ends_with(method == EncodingMethod::kFp8 ? kScaleSuffix : kScalesSuffix);
 }
 
-// Of a type that no plain weight has.
+// No plain weight has this type.
 bool IsPacked(const StepModel& step, ParameterIndex parameter) {
   const Atom* atom = OnlyWeight(step, parameter);
   return atom != nullptr && BitWidth(atom->dtype) <= 8 && atom->dtype != DType::kBool;

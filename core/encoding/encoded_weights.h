@@ -34,7 +34,7 @@ struct EncodingConfig {
   EncodingMethod method = EncodingMethod::kFp8;
   ScaleBlock block;
 };
-// What the specification of MXFP4 says.
+// The specification of MXFP4 says so.
 inline constexpr ScaleBlock kMxfp4Block = {1, 32};
 
 struct EncodedWeight {

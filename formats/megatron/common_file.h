@@ -33,7 +33,7 @@
 
 namespace ckptfs::megatron {
 
-// What a file has besides: arguments that come before all others, and entries of its dict.
+// The rest of a file: arguments that come before all others, and entries of its dict.
 struct CommonAdditions {
   using Entries = std::vector<std::pair<std::string, NodeId>>;
   std::function<Entries(PickleBuilder&)> arguments = nullptr;

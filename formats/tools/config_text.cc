@@ -186,7 +186,7 @@ void AddOlder(std::span<const OlderKey> rows, const json& config, const json& va
   }
 }
 
-// What the config lacks for a reader of transformers 4.
+// The config lacks these for a reader of transformers 4.
 Additions OlderKeysOf(const json& config) {
   Additions out;
   AddOlder(kOlderKeys, config, config, out);

@@ -25,7 +25,7 @@
 
 namespace ckptfs {
 
-// What PEFT writes beside an adapter.
+// PEFT writes it beside an adapter.
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 
 // True for the names of such files; of weights, their index, and what a trainer

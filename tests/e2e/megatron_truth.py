@@ -19,7 +19,7 @@ MEGATRON = os.path.join(daemon.FIXTURES, 'megatron')
 ENGINES = os.path.join(daemon.FIXTURES, 'huggingface')
 BLOCK = 'decoder.layers.'
 STATES = 'optimizer.state.'
-# What transformers' fixtures are, in make_megatron's words; their vocabulary of 250 is padded by the run.
+# The sizes of transformers' fixtures, in make_megatron's words; their vocabulary of 250 is padded by the run.
 TINY = {'layers': 2, 'hidden': 48, 'heads': 6, 'groups': 2, 'channels': 8, 'ffn': 104, 'vocab': 256, 'eps': 1e-6}
 MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral': {**TINY, 'experts': 4, 'eps': 1e-5, 'base': 1000000}}
 # make_megatron's own, as they were saved

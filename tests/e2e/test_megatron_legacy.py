@@ -24,7 +24,7 @@ from test_megatron_view import stacked
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STATES = 'optimizer.state.'
-# Of distributed optimizers: (tp, experts' tp, experts of one rank)
+# Variants with distributed optimizers: (tp, experts' tp, experts of one rank)
 FLAT = {'flat_tp2': (2, 2, 0), 'flat_vpp2': (1, 1, 0), 'flat_tied': (1, 1, 0), 'flat_ep2': (1, 1, 2), 'flat_etp2': (2, 2, 2), 'flat_etp1': (2, 1, 2),
         'flat_early': (2, 2, 0)}
 JOBS |= FLAT

@@ -27,7 +27,7 @@ constexpr std::string_view kStacked = "mlp.experts.experts.";
 constexpr std::string_view kFusedNorm = "self_attention.linear_qkv.layer_norm_";
 constexpr std::string_view kFusedMlpNorm = "mlp.linear_fc1.layer_norm_";
 
-// What the source's job says of its modules; nothing where it says nothing.
+// The source's job says this of its modules; nothing where it is silent.
 struct Modules {
   std::optional<bool> local;    // --transformer-impl local
   std::optional<bool> grouped;  // --moe-grouped-gemm

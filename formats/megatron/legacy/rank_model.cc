@@ -13,7 +13,7 @@
 namespace ckptfs::megatron {
 namespace {
 
-// What all ranks of one save say alike.
+// All ranks of one save say these alike.
 constexpr std::string_view kSameEntries[] = {"checkpoint_version", "iteration",
                                              "opt_param_scheduler",
                                              "num_floating_point_operations_so_far"};

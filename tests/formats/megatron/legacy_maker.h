@@ -72,7 +72,7 @@ inline std::vector<float> CountedFrom(float first, const Shape& shape) {
   return out;
 }
 
-// What a rank's file says.
+// A rank's file says these.
 struct MadeRank {
   std::map<std::string, int64_t> args = {};
   std::map<std::string, bool> flags = {};  // arguments, too

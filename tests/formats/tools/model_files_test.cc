@@ -94,7 +94,7 @@ TEST(ConfigTextTest, OlderReleasesFindTheirKeys) {
   }
 }
 
-// What says how weights are packed goes; the rest stays byte for byte.
+// The entry that says how weights are packed goes; the rest stays byte for byte.
 TEST(ConfigTextTest, DecodedWeightsHaveAPlainConfig) {
   const std::string packed =
       R"("quantization_config": {"quant_method": "fp8", "x": [1, {"}": ","}]})";
