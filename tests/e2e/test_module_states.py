@@ -3,6 +3,7 @@
 import ckptfs as snapshots
 import pytest
 import torch
+from test_save_options import receive
 from test_snapshot_values import SIZE, saved_fixture  # noqa: F401 (a fixture)
 
 
@@ -54,3 +55,78 @@ class Turned(torch.nn.Linear):
 def test_a_parameter_in_another_form_is_refused_by_name(ckptfs):
     with pytest.raises(TypeError, match='0.weight stands in state_dict.. in another form'):
         snapshots.Snapshotter(torch.nn.Sequential(Turned(SIZE, SIZE)), None, 'job', ckptfs.store)
+
+
+def test_what_an_instance_adds_and_prepares_is_held(saved):
+    """state_dict replaced on the instance (adapters' old recipe), a buffer that a pre-hook brings up to date."""
+    model = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE))
+    model.register_buffer('count', torch.zeros(2))
+    model.register_state_dict_pre_hook(lambda module, *_: module.count.fill_(7))
+    torchs = model.state_dict
+    model.state_dict = lambda *words, **more: {**torchs(*words, **more), 'scale': torch.full((2,), 3.)}
+    held = saved(model).model()
+    assert held['count'].tolist() == [7, 7] and held['scale'].tolist() == [3, 3]
+    assert sorted(held) == sorted(model.state_dict())
+
+
+class Counting(torch.optim.SGD):
+    """Its state dict has a tensor of its own, as those of averaging and lookahead optimizers do."""
+
+    def state_dict(self):
+        return {**super().state_dict(), 'slow': torch.arange(3.), 'step': 17}
+
+
+def test_what_an_optimizer_adds_to_its_state_dict_is_held(saved):
+    model = torch.nn.Linear(SIZE, SIZE)
+    hooked = torch.optim.Adam([model.bias])
+    hooked.register_state_dict_post_hook(lambda _, given: {**given, 'ema': {'x': torch.ones(3)}})
+    step = saved(model, [Counting([model.weight], .1), hooked])
+    first, second = step.optimizer('0'), step.optimizer('1')
+    assert first['slow'].tolist() == [0, 1, 2] and first['step'] == 17
+    assert sorted(second) == ['ema', 'param_groups', 'state'] and second['ema']['x'].tolist() == [1, 1, 1]
+    assert not any(key.startswith('ckptfs.') for key in step.documents())
+
+
+class Named(torch.optim.SGD):
+    """Its states have the names that it is given."""
+
+    def __init__(self, parameters, kinds):
+        super().__init__(parameters, .1)
+        for group in self.param_groups:
+            for parameter in group['params']:
+                self.state[parameter] = {kind: torch.randn_like(parameter) for kind in kinds}
+
+
+def test_names_that_could_be_taken_for_others_come_back(saved):
+    """A parameter that is called as the files' mark of their format; names of parameters and kinds like labels."""
+    model = torch.nn.Module()
+    for name in 'pt', 'format', '0/w', 'exp_avg/w', 'w':
+        model.register_parameter(name, torch.nn.Parameter(torch.randn(SIZE, 2)))
+    optimizers = [Named(model.parameters(), ['exp_avg', '0']) for _ in range(2)]
+    step = saved(model, optimizers)
+    assert sorted(step.model()) == sorted(model.state_dict())
+    assert all(torch.equal(step.model()[name], value) for name, value in model.state_dict().items())
+    for label, optimizer in zip('01', optimizers):
+        held = step.optimizer(label)['state']
+        for number, states in optimizer.state_dict()['state'].items():
+            assert sorted(held[number]) == sorted(states)
+            assert all(torch.equal(held[number][kind], value) for kind, value in states.items())
+
+
+def test_a_kind_with_a_slash_is_no_step(ckptfs, caplog):
+    receive(ckptfs)
+    model = torch.nn.Linear(SIZE, SIZE)
+    with snapshots.Snapshotter(model, Named(model.parameters(), ['a/b']), 'job', ckptfs.store) as snap:
+        assert not snap.save(0)
+    assert "states are called 'a/b'" in caplog.text
+
+
+def test_names_of_our_own_documents_are_refused(ckptfs):
+    with pytest.raises(ValueError, match='a document cannot be called ckptfs.dcp'):
+        snapshots.Snapshotter(torch.nn.Linear(2, 2), None, 'job', ckptfs.store, {'ckptfs.dcp': 1})
+
+
+def test_a_function_may_return_an_object_with_a_state_dict(saved):
+    model = torch.nn.Linear(SIZE, SIZE)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), .1), 3)
+    assert saved(model, documents={'scheduler': lambda: scheduler}).document('scheduler')['step_size'] == 3

@@ -10,7 +10,7 @@ from torch import nn
 from . import compat, state
 from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, mesh_key
 from .holders import Description, Holders, exchange, gather
-from .saved_values import TENSORS
+from .saved_values import ADDED, TENSORS
 from .saver import Group
 from .state import NotHeld, State
 
@@ -256,6 +256,9 @@ class TorchCollector(PlacingCollector):
         updated, states, groups = set(), [], []
         for index, optimizer in enumerate(self._optimizers):
             label = str(index) if len(self._optimizers) > 1 else ''
+            added = state.added_entries(optimizer)
+            if added:
+                model.extra.setdefault(ADDED, {})[label] = added
             states += state.optimizer_states(optimizer, label, names)
             for number, group in enumerate(optimizer.param_groups):
                 where = f'parameter group {number}' + f' of optimizer {label}' * bool(label)

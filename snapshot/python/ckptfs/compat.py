@@ -48,14 +48,36 @@ def wraps(module: nn.Module) -> bool:
     return any(one.__module__.startswith(packages) for one in type(module).__mro__)
 
 
+def _is_of(package: Collection[str], function: Any) -> bool:
+    """True if one of the packages has defined it."""
+    function = getattr(function, 'func', function)  # of a partial
+    return (getattr(function, '__module__', None) or '').partition('.')[0] in package
+
+
 def adds_to_state_dict(module: nn.Module, known: Collection[str]) -> bool:
-    """True if its class, or a hook of another package than the known ones, may put more into its
-    state dict than torch does by itself."""
+    """True if its class, itself, or a hook of another package than the known ones, may put more
+    into its state dict than torch does by itself."""
     own = type(module)
     if own._save_to_state_dict is not nn.Module._save_to_state_dict or own.state_dict is not nn.Module.state_dict:
         return True
-    hooks = (getattr(hook, 'func', hook) for hook in module._state_dict_hooks.values())
-    return any((getattr(hook, '__module__', None) or '').partition('.')[0] not in known for hook in hooks)
+    of_itself = [vars(module)[name] for name in ('state_dict', '_save_to_state_dict') if name in vars(module)]
+    return not all(_is_of(known, one) for one in (*of_itself, *module._state_dict_hooks.values()))
+
+
+def call_state_dict_pre_hooks(module: nn.Module, prefix: str, known: Collection[str]) -> None:
+    """Calls those of other packages than the known ones, as its state_dict() does first."""
+    for hook in module._state_dict_pre_hooks.values():
+        if not _is_of(known, hook):
+            hook(module, prefix, True)
+
+
+def adds_to_optimizer_state(optimizer: Any) -> bool:
+    """True if its state_dict() may have more than torch's, or makes states ready first."""
+    base = torch.optim.Optimizer
+    return isinstance(optimizer, base) and (
+        type(optimizer).state_dict is not base.state_dict or 'state_dict' in vars(optimizer)
+        or bool(getattr(optimizer, '_optimizer_state_dict_pre_hooks', None))
+        or bool(getattr(optimizer, '_optimizer_state_dict_post_hooks', None)))
 
 
 def backward_hooks(parameter: torch.Tensor) -> Iterator[Any]:

@@ -13,7 +13,7 @@ import torch
 
 from . import url as urls
 from .plain_pickle import Unreadable
-from .saved_values import TENSORS, SavedValues, document_of, hyper_parameters, with_tensors
+from .saved_values import ADDED, OWN, TENSORS, SavedValues, document_of, hyper_parameters, with_tensors
 from .step_files import Program, Stored, tensors_of
 
 
@@ -105,7 +105,8 @@ class SavedStep:
                 value = self._load(stored)
                 number = (owner, kind, name) in self._numbers
                 states.setdefault(numbers[name], {})[kind] = value.item() if number else value
-        return {'state': states, 'param_groups': groups}
+        added = self.document(ADDED).get(label, {}) if ADDED in self._documents() else {}
+        return {'state': states, 'param_groups': groups, **added}
 
     def _hyper_parameters(self, group: Mapping[str, Any], where: str) -> Dict[str, Any]:
         where += f" of optimizer {group['optimizer']}" * bool(group['optimizer'])
@@ -132,7 +133,8 @@ class SavedStep:
 
     def documents(self) -> Dict[str, str]:
         """By key, whose they are: the scope of the one that is written last."""
-        return {key: scope for key, scope in self._documents().items() if key != TENSORS}
+        return {key: scope for key, scope in self._documents().items()
+                if not key.startswith(OWN)}
 
     def document(self, key: str, rank: int = 0) -> Any:
         """A rank's document."""

@@ -13,6 +13,9 @@ SPELLING = 'ckptfs.dcp'
 # A document: hyper-parameters that hold tensors, by the optimizer's label, the group's number and
 # their names.  The groups themselves have them as numbers.
 TENSORS = 'ckptfs.hyper'
+# A document: what the optimizers' state_dict() had beside states and groups, by their labels.
+ADDED = 'ckptfs.optimizer'
+OWN = 'ckptfs.'  # how the names of documents begin that are not the job's
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
@@ -118,6 +121,10 @@ class SavedValues:
                         for label, kind, name in description.get('owners', [])}
         self.spelling = Spelling(documents.pop(SPELLING, None))
         self._tensors = documents.pop(TENSORS, None)
+        added = documents.pop(ADDED, None)
+        for label, entries in (added if isinstance(added, dict) else {}).items():
+            for at in self.spelling.optimizer(label):
+                self.values.update(flatten_state_dict({at: entries})[0])
         for key, value in documents.items():
             if key.startswith('extra_state/'):
                 place = key[len('extra_state/'):]
@@ -139,13 +146,15 @@ class SavedValues:
         what a second optimizer has of a parameter, "<optimizer>/<kind>/<name>".  None where
         nobody says whose it is."""
         first, _, rest = key.partition('/')
-        if '/' in rest and any(first in held for held in self.labels.values()):
-            kind, _, name = rest.partition('/')
-            return first, kind, name
-        owners = set(self.labels.get(rest, ['']))
         if (first, rest) in self._owners:
-            owners = {self._owners[first, rest]}
-        return (owners.pop(), first, rest) if len(owners) == 1 else None
+            return self._owners[first, rest], first, rest
+        kind, _, name = rest.partition('/')
+        of_second = first in self.labels.get(name, [])
+        owners = self.labels.get(rest, [] if of_second else [''])
+        of_one = len(set(owners)) == 1  # else the step's description has it
+        if of_one == of_second:
+            return None
+        return (owners[0], first, rest) if of_one else (first, kind, name)
 
     def _add_group(self, group: Mapping[str, Any], index: int) -> None:
         """Adds a group of state dicts that number groups, and of flattened ones."""

@@ -7,6 +7,7 @@ from torch import nn
 
 from . import deepspeed
 from .collector import TorchCollector
+from .saved_values import OWN
 from .saver import Saver
 
 Modules = Union[nn.Module, Sequence[nn.Module]]
@@ -61,6 +62,10 @@ class Snapshotter(Saver):
                  pace: int = 0) -> None:
         if not store:
             raise TypeError('store= is needed: the directory of the store')
+        for key in documents or {}:
+            if key.startswith((OWN, 'extra_state/')):
+                raise ValueError(f'a document cannot be called {key}: names that begin with '
+                                 f'{OWN} or extra_state/ are those of documents that a save makes')
         collector = (deepspeed.EngineCollector(model) if deepspeed.is_engine(model)
                      else TorchCollector(_as_list(model), _as_list(optimizer)))
         super().__init__(collector, run, store, documents, rank=rank, world=world, job=job,

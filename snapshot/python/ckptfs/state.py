@@ -192,6 +192,7 @@ def model_state(modules: Sequence[nn.Module],
     model, seen = Model(), {}
     adding: List[Tuple[str, nn.Module]] = []
     for prefix, module in (place for m in modules for place in _walk(m, '')):
+        compat.call_state_dict_pre_hooks(module, prefix, _PACKAGES)
         held = [(n, p, 'trainable' if p.requires_grad else 'frozen')
                 for n, p in compat.parameters(module).items() if p is not None]
         held += [(n, b, 'buffer') for n, b in compat.buffers(module).items() if b is not None]
@@ -318,11 +319,22 @@ def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
     return ''
 
 
+def added_entries(optimizer: Any) -> Dict[str, Any]:
+    """What its state_dict() has beside states and groups; called before these are read, since it
+    may bring them up to date."""
+    if not compat.adds_to_optimizer_state(optimizer):
+        return {}
+    return {key: value for key, value in optimizer.state_dict().items()
+            if key not in ('state', 'param_groups')}
+
+
 def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
                      names: Dict[int, str]) -> List[State]:
     """The state of each parameter; `names` by id() of the parameters."""
     states = []
+    kinds: Set[str] = set()
     for parameter, values in optimizer.state.items():
+        kinds.update(values)
         name = names.get(id(parameter))
         if name is None:
             raise NotHeld(foreign([optimizer], names)
@@ -332,6 +344,10 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
                 states.append(State(name, kind, label, value, False, True))
             else:
                 states += state_of(name, kind, label, value)
+    for kind in kinds:
+        if not isinstance(kind, str) or '/' in kind:
+            raise NotHeld(f"the optimizer's states are called {kind!r}: only a text without a '/' "
+                          'can be told from the name of a parameter')
     return states
 
 
@@ -444,9 +460,9 @@ class _DocumentPickler(pickle.Pickler):
 
 def value_of(value: Any) -> Any:
     """A document as it is now: a state_dict(), what a function returns, or itself."""
-    if hasattr(value, 'state_dict'):
-        return value.state_dict()
-    return value() if callable(value) else value
+    if callable(value) and not hasattr(value, 'state_dict'):
+        value = value()
+    return value.state_dict() if hasattr(value, 'state_dict') else value
 
 
 def _pickled(value: Any, scalars: bool) -> Tuple[bytes, List[torch.Tensor]]:

@@ -197,6 +197,7 @@ def tensors_of(files: Files, file: str) -> Dict[str, Stored]:
     files.read(file, 8, memoryview(text))
     header = json.loads(text)
     aliases = header.pop('__metadata__', {})
+    aliases.pop('format', None)  # "pt", in every file of tensors of torch
     found = {}
     for key, one in header.items():
         dtype, shape, (begin, end) = one['dtype'], one['shape'], one['data_offsets']
@@ -207,5 +208,4 @@ def tensors_of(files: Files, file: str) -> Dict[str, Stored]:
         if end - begin != math.prod(shape) * stored.dtype.itemsize or min([begin, *shape]) < 0:
             raise ValueError(f'{file}: {key} has {end - begin} bytes')
         found[key] = stored
-    found.update({alias: found[key] for alias, key in aliases.items() if key in found})
-    return found
+    return {**{alias: found[key] for alias, key in aliases.items() if key in found}, **found}
