@@ -218,7 +218,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(
     if (shown->CheckNames()) CKPT_RETURN_IF_ERROR(huggingface::CheckForeign(*shown));
     return Fail(
         Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
-            .Needing("`mount --hf-config DIR` gives one"));
+            .Needing("`--hf-config DIR` of `mount`, `export` and `explain` gives one"));
   }
   CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, CheckStep(step, layout, *models.config()));
   CKPT_RETURN_IF_ERROR(shown->CheckNames());

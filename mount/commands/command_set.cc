@@ -19,6 +19,7 @@
 #include "formats/sharding/name_pattern.h"
 #include "mount/commands/config_file.h"
 #include "mount/commands/step_access.h"
+#include "mount/commands/usage_errors.h"
 #include "mount/control/step_json.h"
 #include "mount/daemon/daemon.h"
 #include "mount/daemon/mount_handover.h"
@@ -34,27 +35,11 @@ namespace {
 constexpr std::string_view kExitPrefix = "\x01exit ";
 constexpr std::string_view kUsagePrefix = "\x01usage ";  // RefuseUsage's
 constexpr std::string_view kHelpHint = "Run with --help for more information.";
-constexpr size_t kTypingErrors = 2;  // between a word and the command that was meant
 
 bool HasCommand(const CLI::App& app, std::string_view word) {
   const auto commands = app.get_subcommands(nullptr);
   return std::any_of(commands.begin(), commands.end(),
                      [&](const CLI::App* command) { return command->get_name() == word; });
-}
-
-// "do you mean a, b?", or what there is.
-// Converters of others have these names.
-constexpr std::string_view kConverters[] = {"convert",       "consolidate",      "merge",
-                                            "merge-weights", "zero_to_fp32",     "ds_to_universal",
-                                            "dcp_to_torch",  "dcp_to_torch_save"};
-
-std::string Suggestion(std::string_view word, const std::vector<std::string>& known) {
-  const std::vector<std::string> near = NearestWords(word, known, kTypingErrors);
-  std::string list;
-  for (const std::string& one : near.empty() ? known : near) {
-    list += StrCat(list.empty() ? "" : ", ", one);
-  }
-  return near.empty() ? StrCat("there are ", list) : StrCat("do you mean ", list, "?");
 }
 
 int Report(const Status& status) {
@@ -191,64 +176,6 @@ Command* CommandSet::Find(std::string_view name) {
   return found == commands_.end() ? nullptr : &*found;
 }
 
-std::vector<std::string> CommandSet::Names() const {
-  std::vector<std::string> names;
-  for (const Command& command : commands_) names.push_back(command.name);
-  return names;
-}
-
-// Names an argument that the command does not have, and the one that was probably meant.
-std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
-  const auto found = std::ranges::find(commands_, command, &Command::name);
-  if (found == commands_.end()) {
-    if (std::ranges::find(kConverters, extra) != std::end(kConverters)) {
-      return StrCat("no command '", extra,
-                    "': a mount shows views without converting, and `ckptfs export` writes one as "
-                    "files: docs/use/instead-of.md");
-    }
-    return StrCat("no command '", extra, "'; ", Suggestion(extra, Names()));
-  }
-  if (!extra.starts_with('-')) {
-    return StrCat("'", extra, "' is one argument more than `", command, "` takes");
-  }
-  std::vector<std::string> options = {"--help"};
-  for (const CommandOption& option : found->options) {
-    if (!option.positional()) options.push_back(option.name);
-  }
-  const std::string written = extra.substr(0, extra.find('='));
-  return StrCat("`", command, "` has no option '", written, "'; ", Suggestion(written, options));
-}
-
-// The first word that looks like an option and is not one: found before the words are taken apart,
-// since what stands behind it would be taken for something else.
-std::string CommandSet::UnknownOption(const std::vector<std::string>& words) const {
-  if (words.empty()) return "";
-  const auto command = std::ranges::find(commands_, words[0], &Command::name);
-  if (command == commands_.end()) return "";
-  for (size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
-    if (!words[i].starts_with("--") || words[i] == "--help") continue;
-    const std::string name = words[i].substr(0, words[i].find('='));
-    const auto option = std::ranges::find(command->options, name, &CommandOption::name);
-    if (option == command->options.end()) return words[i];
-    const bool flag = std::holds_alternative<bool*>(option->target);
-    if (!flag && name == words[i]) ++i;  // its value
-  }
-  return "";
-}
-
-// The line begins with an option: the program itself has only two.
-std::string CommandSet::WhyNotInFront(const std::vector<std::string>& words) const {
-  std::vector<std::string> known = {"--help", "--version"};
-  for (const Command& command : commands_) {
-    if (std::ranges::find(words, command.name) == words.end()) continue;
-    for (const CommandOption& option : command.options) known.push_back(option.name);
-    break;
-  }
-  const std::string name = words[0].substr(0, words[0].find('='));
-  return StrCat("'", name, "': options follow the command, as in `ckptfs COMMAND --help`",
-                std::ranges::find(known, name) == known.end() ? MeantText(name, known) : "");
-}
-
 int CommandSet::Run(std::vector<std::string> words) {
   CLI::App app("Shows training checkpoints as reconfigurable views.", "ckptfs");
   Configure(app);
@@ -265,22 +192,30 @@ int CommandSet::Run(std::vector<std::string> words) {
     return Report(done);
   };
   if (!command.empty() && !command.starts_with('-') && !HasCommand(app, command)) {
-    return finish(RefuseUsage(RefusalOf("", command)));
+    return finish(RefuseUsage(WhyNoCommand(commands_, command)));
   }
   if (command.starts_with("--") && command != "--help" && command != "--version") {
-    return finish(RefuseUsage(WhyNotInFront(words)));
+    return finish(RefuseUsage(WhyNotInFront(commands_, words)));
   }
-  if (const std::string unknown = UnknownOption(words); !unknown.empty()) {
-    return finish(RefuseUsage(RefusalOf(command, unknown)));
+  const Command* const meant = Find(command);
+  if (const std::string unknown = meant == nullptr ? "" : UnknownOption(*meant, words);
+      !unknown.empty()) {
+    return finish(RefuseUsage(WhyExtra(*meant, unknown)));
   }
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ExtrasError&) {
     const auto parsed = app.get_subcommands();
     const auto extras = parsed.empty() ? app.remaining() : parsed.front()->remaining();
-    return finish(RefuseUsage(RefusalOf(command, extras.empty() ? "" : extras.front())));
+    const std::string extra = extras.empty() ? "" : extras.front();
+    return finish(
+        RefuseUsage(meant == nullptr ? WhyNoCommand(commands_, extra) : WhyExtra(*meant, extra)));
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) return finish(RefuseUsage(error.what()));
+    if (error.get_exit_code() != 0) {
+      const std::string missing =
+          meant == nullptr ? "" : WhyMissing(*meant, GivenOptions(*meant, app));
+      return finish(RefuseUsage(missing.empty() ? error.what() : missing));
+    }
     return app.exit(error);  // prints what was asked for: help, the version
   }
   if (!chosen) return static_cast<int>(ExitCode::kUsage);

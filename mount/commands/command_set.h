@@ -39,11 +39,6 @@ class CommandSet {
   Result<OptionValues> ReadAgain(const Command& as);
 
  private:
-  std::vector<std::string> Names() const;
-  std::string RefusalOf(const std::string& command, const std::string& extra) const;
-  std::string UnknownOption(const std::vector<std::string>& words) const;
-  std::string WhyNotInFront(const std::vector<std::string>& words) const;
-
   std::deque<Command> commands_;
 };
 

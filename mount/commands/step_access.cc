@@ -143,7 +143,10 @@ void AddThreadsOption(Command& command, unsigned& threads, const std::string& de
 
 Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
   CKPT_ASSIGN_OR_RETURN(const StepReference step, ParseStepReference(name));
-  return store.Resolve(step.run, step.id);
+  auto record = store.Resolve(step.run, step.id);
+  if (record || record.error().code != ErrorCode::kNotFound) return record;
+  return Fail(std::move(record).error().Needing(
+      StrCat("`ckptfs list --store ", ShellWord(store.directory()), "` shows what there is")));
 }
 
 namespace {
@@ -182,11 +185,10 @@ Result<LoadedSubject> LookAtStep(const std::string& subject, const std::string& 
   return LoadedSubject{std::move(step), {}, {}, {}, std::move(tags)};
 }
 
-// A word that could be a run, and is not a path.
-bool MayBeRun(const std::string& subject) {
+// Nothing has the word's path.
+bool IsAbsent(const std::string& subject) {
   struct stat info {};
-  return CheckName(subject, "run") && subject != "." && subject != ".." &&
-         ::stat(subject.c_str(), &info) != 0 && errno == ENOENT;
+  return ::stat(subject.c_str(), &info) != 0 && errno == ENOENT;
 }
 
 }  // namespace
@@ -195,15 +197,26 @@ Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::strin
                                     const IngestRequest& request) {
   CKPT_RETURN_IF_ERROR(AbsolutePath(subject));  // not a URL
   if (!IsPath(subject)) return LookAtStep(subject, store);
-  if (MayBeRun(subject)) {
-    auto steps = StepsOfRun(store, subject);
-    if (steps && !steps->empty()) {
-      CKPT_ASSIGN_OR_RETURN(LoadedSubject loaded, LookAtStep(subject + "/latest", store));
-      loaded.steps = *std::move(steps);
-      return loaded;
-    }
+  if (!CheckName(subject, "run") || subject == "." || subject == "..") {
+    return LookAtPath(subject, request);
   }
-  return LookAtPath(subject, request);
+  auto steps = StepsOfRun(store, subject);
+  if (!steps || steps->empty()) return LookAtPath(subject, request);
+  const std::string latest = subject + "/latest";
+  if (IsAbsent(subject)) {
+    CKPT_ASSIGN_OR_RETURN(LoadedSubject loaded, LookAtStep(latest, store));
+    loaded.steps = *std::move(steps);
+    return loaded;
+  }
+  // A path comes first, as wherever a path may be given; the run is named.
+  auto loaded = LookAtPath(subject, request);
+  if (!loaded) {
+    return Fail(std::move(loaded).error().Needing(
+        StrCat("the store's run of that name is written ", ShellWord(latest))));
+  }
+  fmt::print(stderr, "ckptfs: {} is a path here; the store's run of that name is written {}\n",
+             Printable(subject), Printable(ShellWord(latest)));
+  return loaded;
 }
 
 Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,

@@ -311,6 +311,26 @@ def test_the_directory_of_a_config_is_asked_for(ckptfs, source):
     assert code == 2 and f'is a file; give its directory, {source}' in error
 
 
+def test_a_run_that_is_called_as_a_path_is_named(ckptfs, source, tmp_path, monkeypatch):
+    ckptfs.adopt(source)
+    os.mkdir(tmp_path / 'here')
+    monkeypatch.chdir(tmp_path / 'here')
+    os.mkdir('run7')
+    code, said = rc(ckptfs, 'verify', 'run7', '--store', ckptfs.store)
+    assert code == 3 and "the store's run of that name is written run7/latest" in said
+    shutil.copytree(source, 'run7', dirs_exist_ok=True)
+    code, said = rc(ckptfs, 'verify', 'run7', '--store', ckptfs.store)
+    assert code == 0 and "run7 is a path here; the store's run of that name is written run7/latest" in said
+
+
+def test_what_is_missing_is_named_first(ckptfs, source):
+    ckptfs.adopt(source)
+    code, said = rc(ckptfs, 'export', 'run7', 'out', '--store', ckptfs.store)
+    assert code == 2 and 'DEST is required: `ckptfs export STEP VIEW DEST`' in said
+    code, said = rc(ckptfs, 'info', 'nix/latest', '--store', ckptfs.store)
+    assert code == 3 and 'shows what there is' in said
+
+
 def test_an_unknown_command_is_named(ckptfs):
     code, said = rc(ckptfs, 'adpot', '/x')
     assert code == 2 and 'adpot' in said and 'adopt?' in said

@@ -39,7 +39,7 @@ def test_readme_and_index(ckptfs, source, store):
     assert max(map(len, text.splitlines())) <= 100 and '\n  any layout (huggingface): ' in text
     reasons = ' '.join(text.split())
     assert reasons.count('would cut through a unit of 8 (a slice is 4)') == 3  # dim 0 of tp4 and tp8, dim 1 of tp8
-    for whole in '`mount --hf-config DIR`', f'ckptfs explain LAYOUT --step run7/{TAG}':
+    for whole in '`--hf-config DIR`', f'ckptfs explain LAYOUT --step run7/{TAG}':
         assert whole in text
     with open(f'{view}/layouts.json') as f:
         index = json.load(f)
@@ -51,7 +51,7 @@ def test_readme_and_index(ckptfs, source, store):
             assert (layout['world'] > 0) and 'info.json' in os.listdir(f'{view}/{name}')
     refused = next(c for c in index['layouts']['tp1']['refused'] if c['formats'] == ['huggingface'])
     assert refused['code'] == 'unsupported'
-    assert 'mount --hf-config DIR' in refused['needs'] and refused['parameter'] is None
+    assert '--hf-config DIR' in refused['needs'] and refused['parameter'] is None
     cut = next(c for c in index['layouts']['tp8']['refused'] if 'rank' in c['formats'])
     assert cut['parameter'] == 'model.layers.0.self_attn.qkv_proj.weight'
     assert cut['formats'] == ['rank', 'deepspeed'] and cut['layout'] == 'tp8'
@@ -78,7 +78,7 @@ def test_a_refusal_has_one_structure(ckptfs, source, store, words, code):
     assert refusal['layout'] == layout and refusal['code'] in ('invalid', 'unsupported', 'not found')
     reason = refusal.get('message') or refusal['reason']
     assert reason in said + text
-    needs = {'pp3': 'add a split such as split1-1-0', 'tp2': '`mount --hf-config DIR` gives one'}.get(layout)
+    needs = {'pp3': 'add a split such as split1-1-0', 'tp2': '`--hf-config DIR` of `mount`, `export` and `explain` gives one'}.get(layout)
     assert refusal['needs'] == needs
     cut = 'model.layers.0.self_attn.qkv_proj.weight'
     assert refusal['parameter'] == (cut if layout == 'tp8' else None)

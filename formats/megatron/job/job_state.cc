@@ -167,7 +167,7 @@ void CarryConfigOf(const CommonState& common, const std::vector<StateDict::Tenso
   if (!made.json.empty()) return CarryConfig(assembler, std::move(made.json));
   assembler.header().notes.push_back(
       StrCat("no config.json can be made of the job's arguments: ", made.why,
-             "; huggingface/ needs one (`mount --hf-config DIR`)"));
+             "; huggingface/ needs one (`--hf-config DIR` gives one)"));
 }
 
 std::optional<Layout> LayoutOf(const CommonState& common) {
