@@ -52,6 +52,18 @@ Result<std::string> LookForBlank(const StepModel& model, const AdoptOptions& opt
   return blank + "; they read as zeros: the file was made sparse, or a copy did not finish";
 }
 
+// Warns of a step of which some files may be of a later save than the others.
+std::string LookForMixed(const IngestedStep& read, const AdoptOptions& options) {
+  const StepCandidate& step = read.candidate;
+  if (!step.root->local()) return "";
+  const SaveState state = read.source->StateOf(step, options.source, {});
+  if (state.phase != SavePhase::kProvisional || state.last.empty()) return "";
+  const auto sealed = step.root->Stat(state.last);
+  if (!sealed) return "";
+  return WrittenAnew(read.model, options.hints.names, LastComponent(state.last),
+                     sealed->stamp.mtime_ns);
+}
+
 // The roots of the step's files, unless they are directories of this machine.
 OpenRoots OpenRootsOf(const StepCandidate& step) {
   if (step.root->local()) return {};
@@ -105,8 +117,11 @@ int64_t OldestOf(const StepModel& model) {
 }
 
 // An indexed step becomes one of the store's.
-Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
-                        const AdoptOptions& options, const std::optional<NewSave::Named>& named) {
+Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& options,
+                        const std::optional<NewSave::Named>& named) {
+  const std::string mixed = LookForMixed(read, options);
+  const StepCandidate& step = read.candidate;
+  StepModel model = std::move(read.model);
   CKPT_ASSIGN_OR_RETURN(const std::string blank, LookForBlank(model, options));
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;
@@ -142,7 +157,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   if (!published) return Fail(Explained(std::move(published).error()));
   adopted.record = std::move(published->record);
   const std::string name = StrCat(run, "/", adopted.record.id);
-  for (const std::string& line : {blank, published->warning}) {
+  for (const std::string& line : {blank, mixed, published->warning}) {
     if (!line.empty()) adopted.warnings.push_back(StrCat(name, ": ", line));
   }
   std::string life = DescribeChoice(adopted.record, published->life);
@@ -209,7 +224,7 @@ Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& 
   if (found.candidate.latest && !found.candidate.converted) {
     named = NewSave::Named{model.iteration, model.mtime_ns};
   }
-  return Publish(store, found.candidate, std::move(model), options, named);
+  return Publish(store, {found.candidate, std::move(model), found.source}, options, named);
 }
 
 namespace {
@@ -296,10 +311,11 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   std::string unproven;  // of the last such step: one line for all
   for (IngestedStep& step : ingest.steps) {
     const auto of_run = named.find(step.candidate.SavePath());
-    auto adopted = Publish(*store, step.candidate, std::move(step.model), options,
+    const std::string id = step.candidate.id;
+    auto adopted = Publish(*store, std::move(step), options,
                            of_run == named.end() ? std::nullopt : std::optional(of_run->second));
     if (!adopted) {
-      report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));
+      report.refused.push_back(std::move(adopted).error().WithContext(id));
       continue;
     }
     report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),

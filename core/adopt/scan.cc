@@ -171,7 +171,8 @@ void Settle(Job& job, const std::string& directory, IngestResult& result) {
     return;
   }
   if (*job.outcome) {
-    result.steps.push_back(IngestedStep{std::move(job.found.candidate), **std::move(job.outcome)});
+    result.steps.push_back(
+        IngestedStep{std::move(job.found.candidate), **std::move(job.outcome), job.found.source});
     return;
   }
   Error error = std::move(*job.outcome).error().WithContext(step.id);

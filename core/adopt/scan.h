@@ -107,6 +107,7 @@ Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& option
 struct IngestedStep {
   StepCandidate candidate;
   StepModel model;
+  const Source* source = nullptr;  // which read it
 };
 
 struct IngestResult {

@@ -73,4 +73,17 @@ std::string NeverWritten(const StepModel& model, const ToolNames& names) {
                    : StrCat(blank.front(), " (and ", Counted(more, "more file"), ")");
 }
 
+std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
+                        int64_t sealed_ns) {
+  const std::vector<std::string> anew = LookAtFiles(model, names, [&](const File& file) {
+    return WasWrittenAnew(file, sealed_ns) ? file.name() : std::string();
+  });
+  if (anew.empty()) return "";
+  const size_t more = anew.size() - 1;
+  return StrCat(anew.front(), more == 0 ? "" : StrCat(" (and ", Counted(more, "more file"), ")"),
+                ": written anew after ", last,
+                ", which its tool writes last: a save over this step may have died, and then files "
+                "of two saves lie in it");
+}
+
 }  // namespace ckptfs

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "core/base/result.h"
 #include "core/io/file_stamp.h"
@@ -29,5 +30,11 @@ Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& f
 // "FILE: 1048576 of its 2097152 bytes were never written (and 3 more files)"; "" if nothing tells.
 // BLOCKS: as BytesNeverWritten, on each.
 std::string NeverWritten(const StepModel& model, const ToolNames& names);
+
+// "FILE was written anew after LAST, ..." where a save over a whole step began and LAST, which its
+// tool writes last, is that of the save before; "" if nothing tells.  last: its name; sealed_ns:
+// when it was written.  BLOCKS: on opening each file.
+std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
+                        int64_t sealed_ns);
 
 }  // namespace ckptfs

@@ -6,6 +6,7 @@
 #include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@ constexpr size_t kMaxHoles = 4096;
 constexpr uint32_t kExtents = 64;    // for one ioctl
 constexpr size_t kMaxRounds = 1024;  // of it
 constexpr int64_t kZfs = 0x2FC12FC1;
+constexpr int64_t kClockSkew = 100'000'000;  // nanoseconds, between machines that write one step
 
 bool MakesHolesOfZeros(int file) {
   struct statfs info {};
@@ -98,6 +100,19 @@ uint64_t BytesNeverWritten(const File& file) {
   const uint64_t holes = BytesInHoles(descriptor, file.size());
   if (holes > 0 || BytesUnwritten(descriptor, file.size(), 0) == 0) return holes;
   return BytesUnwritten(descriptor, file.size(), FIEMAP_FLAG_SYNC);
+}
+
+bool WasWrittenAnew(const File& file, int64_t since_ns) {
+  struct statx info {};
+  const int wanted = STATX_BTIME | STATX_MTIME;
+  const int descriptor = file.descriptor();
+  if (descriptor < 0 || ::statx(descriptor, "", AT_EMPTY_PATH, wanted, &info) != 0) return false;
+  if ((info.stx_mask & wanted) != wanted) return false;
+  const auto nanoseconds = [](const struct statx_timestamp& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return nanoseconds(info.stx_btime) < since_ns &&
+         nanoseconds(info.stx_mtime) > since_ns + kClockSkew;
 }
 
 }  // namespace ckptfs

@@ -29,4 +29,8 @@ bool IsOpenForWriting(const File& file);
 // BLOCKS: on writing back the file's pages where it has unwritten extents.
 uint64_t BytesNeverWritten(const File& file);
 
+// True if the file was there at that time and was written after it: it was written anew in its
+// place.  A copy is made after what it is copied of was sealed.
+bool WasWrittenAnew(const File& file, int64_t since_ns);
+
 }  // namespace ckptfs

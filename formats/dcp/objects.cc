@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
-#include <span>
 #include <string_view>
 #include <utility>
 
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
 #include "core/state/ownership.h"
-#include "core/tensor/cast.h"
+#include "formats/torch/plain_value.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
 
@@ -30,33 +28,6 @@ constexpr std::array<std::string_view, 7> kIterations = {"train_state.step",
                                                          "trainer.global_step",
                                                          "trainer_state.global_step",
                                                          "state.timestamp.Timestamp.batch"};
-
-template <class T>
-T As(const std::string& bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  return value;
-}
-
-// A number of these bytes; nothing for a dtype of no number.
-std::optional<NodeId> NumberNode(DType dtype, const std::string& bytes, PickleBuilder& builder) {
-  switch (dtype) {
-    case DType::kF64: return builder.Float(As<double>(bytes));
-    case DType::kF32: return builder.Float(static_cast<double>(As<float>(bytes)));
-    case DType::kI64: return builder.Int(As<int64_t>(bytes));
-    case DType::kI32: return builder.Int(As<int32_t>(bytes));
-    case DType::kI16: return builder.Int(As<int16_t>(bytes));
-    case DType::kI8: return builder.Int(As<int8_t>(bytes));
-    case DType::kU8: return builder.Int(As<uint8_t>(bytes));
-    case DType::kBool: return builder.Bool(bytes[0] != 0);
-    default: break;
-  }
-  const CastFunction cast = FindCast(dtype, DType::kF64);
-  if (cast == nullptr) return std::nullopt;
-  std::string wide(sizeof(double), '\0');
-  cast(std::as_bytes(std::span(bytes)).data(), std::as_writable_bytes(std::span(wide)).data(), 1);
-  return builder.Float(As<double>(wide));
-}
 
 }  // namespace
 
@@ -87,11 +58,9 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items,
       CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
       const PickleRef root = object ? object->file.root() : PickleRef();
       const TensorNode* tensor = object ? root.Tensor() : nullptr;
-      if (object && tensor == nullptr && object->file.tree().tensors.empty()) {
-        value = builder.Copy(root);
-      } else if (tensor != nullptr && tensor->shape.empty()) {
-        CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(root, object->file));
-        if (scalar) value = NumberNode(scalar->dtype, scalar->bytes, builder);
+      const bool number = tensor != nullptr && tensor->shape.empty();
+      if (object && (number || object->file.tree().tensors.empty())) {
+        CKPT_ASSIGN_OR_RETURN(value, CopyPlain(root, &object->file, builder));
       }
     } else {
       const TensorEntry& tensor = state_.metadata().tensors[entry.index];

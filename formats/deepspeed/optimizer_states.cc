@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "core/base/strings.h"
 #include "core/state/state_fit.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/torch/pickle_writer.h"
+#include "formats/torch/plain_value.h"
 #include "formats/torch/print_value.h"
 
 namespace ckptfs::deepspeed {
@@ -49,19 +51,29 @@ Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key, Copy
   return out;
 }
 
-// A dict as a pickle, without one key.
-Result<std::string> PrintWithout(PickleRef dict, std::string_view without, CopyBudget& budget) {
+// The dict of a group without its members.
+Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, HyperGroup& out) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
-  for (const auto& [key, value] : dict.Items()) {
-    if (key.String() == without) continue;
+  for (const auto& [key, value] : group.Items()) {
+    if (key.String() == "params") continue;
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);
-    items.emplace_back(name, builder.Copy(value));
+    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, &file, builder));
+    if (!copy) {
+      out.tensors.push_back(KeyText(key));
+      continue;
+    }
+    items.emplace_back(name, *copy);
   }
   const NodeId root = builder.Dict(items);
-  return PrintPickle(std::move(builder).Finish(root));
+  const PickleTree tree = std::move(builder).Finish(root);
+  for (const auto& [key, value] : RootOf(tree).Items()) {
+    if (!RunsNoCode(value)) out.objects.push_back(KeyText(key));
+  }
+  CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintPickle(tree));
+  return {};
 }
 
 Status ReadLayout(PickleRef zero, CopyBudget& budget, OptimizerStates& out) {
@@ -269,7 +281,7 @@ Status ReadZero12(PickleRef root, PickleRef zero, Input& in, OptimizerStates& ou
   }
   if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, in, out));
   if (in.keep && !out.elastic) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.budget));
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
   }
   return {};
 }
@@ -283,7 +295,7 @@ Status ReadZero3(PickleRef zero, Input& in, OptimizerStates& out) {
   }
   if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], in, out));
   if (in.keep && base) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.budget));
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
   }
   return {};
 }
@@ -321,13 +333,14 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blo
   return out;
 }
 
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, CopyBudget& budget) {
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
+                                                CopyBudget& budget) {
   std::vector<HyperGroup> groups;
   for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {
     const PickleRef group = param_groups.at(i);
     if (!group.IsDict()) return Fail(ErrorCode::kInvalid, "a 'param_groups' entry is not a dict");
     HyperGroup out;
-    CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintWithout(group, "params", budget));
+    CKPT_RETURN_IF_ERROR(ReadSettings(group, file, budget, out));
     CKPT_RETURN_IF_ERROR(budget.ChargeText(group["name"]));
     if (const auto name = group["name"].String()) out.name = *name;
     out.experts = group["moe"].Bool().value_or(false);
@@ -339,6 +352,32 @@ Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, CopyBudg
     groups.push_back(std::move(out));
   }
   return groups;
+}
+
+std::string KeyText(PickleRef key) {
+  if (const auto name = key.String()) return std::string(*name);
+  const auto number = key.Int();
+  return number ? std::to_string(*number) : "?";
+}
+
+std::vector<LeftOut> LeftOutSettings(std::span<const HyperGroup> groups, std::string_view shown) {
+  std::vector<LeftOut> out;
+  std::set<std::string> named;
+  const auto add = [&](const std::string& key, const std::string& why) {
+    if (!named.insert(key).second) return;
+    out.push_back(
+        {LeftOutPart::kOptimizer, StrCat("the optimizer's setting '", key, "'"), why, ""});
+  };
+  for (const HyperGroup& group : groups) {
+    for (const std::string& key : group.objects) {
+      add(key, StrCat("setting '", key, "' is neither a number nor text", shown.empty() ? "" : "; ",
+                      shown));
+    }
+    for (const std::string& key : group.tensors) {
+      add(key, StrCat("setting '", key, "' is a tensor of several elements, or holds tensors"));
+    }
+  }
+  return out;
 }
 
 std::vector<std::string> StateNames(const PartitionStates& partition) {

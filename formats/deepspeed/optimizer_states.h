@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,12 +62,15 @@ std::vector<std::string> StateNames(const PartitionStates& partition);
 // optimizers keep per element.
 bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter);
 
-// A param_groups entry: hyper-parameters as the pickle of a dict.
+// A param_groups entry: hyper-parameters as the pickle of a dict, in which tensors of one element
+// and numbers of numpy are numbers.
 struct HyperGroup {
   std::string hyper_parameters;
-  std::string name;              // "" unless the group has one
-  bool experts = false;          // DeepSpeed's `moe`
-  std::vector<int64_t> members;  // "params": indexes of states
+  std::vector<std::string> objects;  // its keys whose values take code to load
+  std::vector<std::string> tensors;  // keys that it lacks: their values hold other tensors
+  std::string name;                  // "" unless the group has one
+  bool experts = false;              // DeepSpeed's `moe`
+  std::vector<int64_t> members;      // "params": indexes of states
 };
 
 struct OptimizerStates {
@@ -91,7 +95,14 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blo
                                             const RankKey& rank, bool keep);
 
 // The pieces that stage 0 shares.  `budget`: of the file, for what is copied per mention.
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, CopyBudget& budget);
+// BLOCKS: on reading hyper-parameters that are tensors.
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
+                                                CopyBudget& budget);
+// How messages write a key of a dict.
+std::string KeyText(PickleRef key);
+// Describes, each once, the hyper-parameters that views lack.  shown: where objects are seen
+// nevertheless ("only deepspeed/ has it"); empty: nowhere.
+std::vector<LeftOut> LeftOutSettings(std::span<const HyperGroup> groups, std::string_view shown);
 // Tensors that are not plain ones (quantised, sparse) are kInvalid, or opaque.
 enum class OtherTensors : uint8_t { kRefused, kOpaque };
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob,

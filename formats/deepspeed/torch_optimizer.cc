@@ -57,12 +57,6 @@ Status ReadNames(PickleRef groups, CopyBudget& budget, TorchOptimizer& out) {
   return {};
 }
 
-std::string KeyText(PickleRef key) {
-  if (const auto name = key.String()) return std::string(*name);
-  const auto number = key.Int();
-  return number ? std::to_string(*number) : "?";
-}
-
 // Names what no view shows: parts of the dict that torch's own optimizers do not have, and
 // settings that are tensors or objects.
 void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
@@ -72,17 +66,8 @@ void LeaveOutUnknown(PickleRef dict, TorchOptimizer& out) {
                             StrCat("'", KeyText(key), "' is neither 'state' nor 'param_groups'"),
                             ""});
   }
-  std::set<std::string> named;
-  const PickleRef groups = dict["param_groups"];
-  for (size_t g = 0; g < out.groups.size(); ++g) {
-    for (const auto& [key, value] : groups.at(g).Items()) {
-      const bool members = key.String() == "params" || key.String() == "param_names";
-      if (members || RunsNoCode(value) || !named.insert(KeyText(key)).second) continue;
-      out.left_out.push_back(
-          {LeftOutPart::kOptimizer, StrCat("the optimizer's setting '", KeyText(key), "'"),
-           StrCat("setting '", KeyText(key), "' is neither a number nor text"), ""});
-    }
-  }
+  const auto settings = LeftOutSettings(out.groups, "");
+  out.left_out.insert(out.left_out.end(), settings.begin(), settings.end());
 }
 
 }  // namespace
@@ -91,7 +76,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   TorchOptimizer out;
   const PickleRef groups = dict["param_groups"];
   CopyBudget budget(file.tree());
-  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, budget));
+  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, file, budget));
   CKPT_RETURN_IF_ERROR(ReadNames(groups, budget, out));
   const std::map<std::string, int64_t> numbers = NumberNames(groups, out);
   LeaveOutUnknown(dict, out);

@@ -8,6 +8,7 @@
 #include "core/base/strings.h"
 #include "formats/megatron/dist_keys.h"
 #include "formats/torch/pickle_writer.h"
+#include "formats/torch/plain_value.h"
 
 namespace ckptfs::megatron {
 namespace {
@@ -136,9 +137,11 @@ Result<std::string> HyperParametersOf(PickleRef group) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
-    if (!key.String() || key.String() == "params" || !RunsNoCode(value)) continue;
+    if (!key.String() || key.String() == "params") continue;
+    if (!RunsNoCode(value) && !value.Number() && !value.Bool()) continue;
     const NodeId name = builder.String(*key.String());
-    items.emplace_back(name, builder.Copy(value));
+    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, nullptr, builder));
+    if (copy) items.emplace_back(name, *copy);
   }
   const NodeId root = builder.Dict(items);
   return PrintPickle(std::move(builder).Finish(root));

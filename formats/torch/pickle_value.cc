@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <set>
+#include <variant>
+
+#include "formats/torch/numpy_number.h"
 
 namespace ckptfs {
 namespace {
@@ -92,19 +95,27 @@ bool PickleRef::IsSequence() const {
 
 std::optional<int64_t> PickleRef::Int() const {
   if (tree_ == nullptr) return std::nullopt;
-  return node().kind == Kind::kInt ? std::optional(node().integer) : std::nullopt;
+  if (node().kind == Kind::kInt) return node().integer;
+  const auto number = NumpyNumberOf(*tree_, node());
+  const int64_t* const value = number ? std::get_if<int64_t>(&*number) : nullptr;
+  return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
 std::optional<bool> PickleRef::Bool() const {
-  if (tree_ == nullptr || node().kind != Kind::kBool) return std::nullopt;
-  return node().integer != 0;
+  if (tree_ == nullptr) return std::nullopt;
+  if (node().kind == Kind::kBool) return node().integer != 0;
+  const auto number = NumpyNumberOf(*tree_, node());
+  const bool* const value = number ? std::get_if<bool>(&*number) : nullptr;
+  return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
 std::optional<double> PickleRef::Number() const {
   if (tree_ == nullptr) return std::nullopt;
   if (node().kind == Kind::kFloat) return node().real;
-  if (node().kind == Kind::kInt) return static_cast<double>(node().integer);
-  return std::nullopt;
+  if (const auto whole = Int()) return static_cast<double>(*whole);
+  const auto number = NumpyNumberOf(*tree_, node());
+  const double* const value = number ? std::get_if<double>(&*number) : nullptr;
+  return value == nullptr ? std::nullopt : std::optional(*value);
 }
 
 std::optional<std::string_view> PickleRef::String() const {

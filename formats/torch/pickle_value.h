@@ -139,7 +139,7 @@ class PickleRef {
   bool IsNone() const;
   bool IsDict() const;      // dict, OrderedDict, defaultdict ... (REDUCE/NEWOBJ with items)
   bool IsSequence() const;  // list, tuple, torch.Size
-  std::optional<int64_t> Int() const;
+  std::optional<int64_t> Int() const;  // these three: of Python or numpy
   std::optional<bool> Bool() const;
   std::optional<double> Number() const;  // int or float
   std::optional<std::string_view> String() const;

@@ -44,12 +44,8 @@ Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& fi
     CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(located));
     return Maybe(ScalarValue{node->dtype, node->shape, std::move(bytes), false});
   }
-  if (value.node().kind == PickleNode::Kind::kInt) {
-    return Maybe(NumberOf(DType::kI64, value.node().integer, true));
-  }
-  if (value.node().kind == PickleNode::Kind::kFloat) {
-    return Maybe(NumberOf(DType::kF64, value.node().real, true));
-  }
+  if (const auto whole = value.Int()) return Maybe(NumberOf(DType::kI64, *whole, true));
+  if (const auto number = value.Number()) return Maybe(NumberOf(DType::kF64, *number, true));
   return Maybe();
 }
 

@@ -281,6 +281,21 @@ def test_a_save_that_died_is_skipped_and_said(ckptfs, tmp_path):
     assert 'step-2' in done.stderr and 'did not finish' in done.stderr
 
 
+def test_a_save_over_a_whole_one_that_died_is_said(ckptfs, tmp_path):
+    """torch writes data files in their places and .metadata last; a copy's files are all made after what they copy was sealed."""
+    shutil.copytree(source('ddp'), tmp_path / 'run' / 'step-1', copy_function=shutil.copyfile)
+    os.utime(tmp_path / 'run' / 'step-1' / '.metadata')
+    assert 'written anew' not in ckptfs.adopt(str(tmp_path / 'run')).stderr
+    time.sleep(.3)
+    data = next((tmp_path / 'run' / 'step-1').glob('*.distcp'))
+    with open(data, 'r+b') as f:
+        first = f.read(1)
+        f.seek(0)
+        f.write(first)
+    said = ckptfs.adopt(str(tmp_path / 'run'), extra=['--refresh']).stderr
+    assert f'{data.name}: written anew after .metadata, which its tool writes last' in said
+
+
 def small_weights(mount, run):
     """Returns what a mount shows of a small checkpoint; an OSError where it cannot."""
     rank = os.path.join(daemon.step_of(mount, run, 'step-1'), 'view', 'tp1', 'rank0')

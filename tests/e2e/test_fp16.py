@@ -132,6 +132,9 @@ def test_skipped_steps_are_no_defects(ckptfs, saved, tag):
     steps = {float(t) for k, t in states.items() if k.startswith('step/')}
     assert steps == {float(t) for t in truth['step']}
     check_documents(os.path.join(view, 'deepspeed', tag), truth, stage)
+    # An engine of another precision keeps what its own configuration says.
+    other = os.path.join(os.path.dirname(view), 'tp1_bf16', 'deepspeed', tag, 'zero', 'optimizer_state.pt')
+    assert not {'loss_scaler', 'dynamic_loss_scale'} & set(torch.load(other, weights_only=False))
 
 
 def check_documents(folder, truth, stage):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'golden', 'deepspeed_tiny', 'ckpt')
@@ -235,3 +236,31 @@ def test_what_nobody_can_show_is_named(ckptfs, tmp_path):
     for word in ("state 'projector' is neither", "setting 'rate' is neither", "setting 'kind' is neither", "'base' is neither"):
         assert word in done.stderr
     assert "'projector' is neither a plain tensor nor a number (dcp/" not in done.stderr
+
+
+@pytest.mark.parametrize('which', ['tensors', 'numpy'])
+def test_settings_that_are_tensors_or_numbers_of_numpy_are_numbers(ckptfs, tmp_path, which):
+    """lr=torch.tensor(...), a schedule out of numpy.linspace: every view has numbers; anything else is named."""
+    import numpy
+    shutil.copytree(GOLDEN, tmp_path / 'run')
+    number = {'tensors': torch.tensor, 'numpy': numpy.float64}[which]
+    for name in os.listdir(tmp_path / 'run' / 'global_step3'):
+        if name.endswith('optim_states.pt'):
+            path = tmp_path / 'run' / 'global_step3' / name
+            held = torch.load(path, weights_only=False)
+            for group in held['optimizer_state_dict']['base_optimizer_state']['param_groups']:
+                group.update(lr=number(0.125), betas=(number(0.5), 0.75), many=torch.ones(3), made=Projector())
+            torch.save(held, path)
+    done = ckptfs.adopt(tmp_path / 'run')
+    assert "the optimizer's setting 'many'" in done.stderr and "setting 'made' is neither a number nor text; only deepspeed/" in done.stderr
+    for view in ('dp2_zero1/deepspeed', 'tp1/dcp'):
+        ckptfs.run('export', '--store', ckptfs.store, done.stdout.split()[0], view, tmp_path / view)
+    folder = next(at for at, _, files in os.walk(tmp_path / 'tp1') if '.metadata' in files)
+    dcp_to_torch_save(folder, tmp_path / 'whole.pt')
+    groups = torch.load(tmp_path / 'whole.pt', weights_only=False)['optim']['param_groups']
+    path = next((tmp_path / 'dp2_zero1').rglob('optimizer_state.pt'))
+    groups += [one for one in torch.load(path, weights_only=False)['param_groups'] if one]  # an engine takes any number
+    assert len(groups) == 2
+    for group in groups:
+        assert type(group.get('lr')) is float, group
+        assert group['lr'] == 0.125 and tuple(group['betas']) == (0.5, 0.75)

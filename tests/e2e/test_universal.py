@@ -222,6 +222,14 @@ def test_our_universal_view_adopted_again(native, ckptfs, variant, layout):
     assert ('frozen parameters' in notes_of(step)) == VARIANTS[variant].frozen
 
 
+def test_an_engine_that_deals_gradients_is_warned_of(ckptfs):
+    """0.19.7 loads such a directory into partitions of another order, and says nothing."""
+    ckptfs.adopt_variant('zero2_rr')
+    for layout, told in (('dp2_zero2', True), ('tp1', False), ('dp2_zero3', False)):
+        said = ckptfs.run('explain', layout, '--step', f'zero2_rr/{TAG}', '--store', ckptfs.store).stdout
+        assert ('round_robin_gradients' in said) == told, (layout, said)
+
+
 @pytest.mark.parametrize('family', [(), ('--family', 'llama')])
 def test_joined_experts_are_refused(native, ckptfs, family):
     """With ep one tensor has the experts of several ranks under one name,

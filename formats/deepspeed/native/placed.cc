@@ -12,6 +12,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/check/stage_copies.h"
 #include "core/state/model_config.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/settle/settle.h"
@@ -141,6 +142,37 @@ Status AddTensors(const TagFiles& files, const Parsed& parsed, const Named& name
     added.tied = parameter.name.starts_with("tied_modules.");  // DeepSpeed itself keeps them equal
     added.expert = parameter.expert;
     if (parameter.expert) added.pattern.emplace().kind = PatternKind::kUnique;
+  }
+  return {};
+}
+
+// Parameters that more than one stage lists.
+std::vector<ParameterIndex> OnSeveralStages(const Named& named) {
+  std::vector<ParameterIndex> out;
+  for (uint32_t i = 0; i < named.parameters.size(); ++i) {
+    const NamedParameter& parameter = named.parameters[i];
+    const bool several = parameter.shapes.size() > 1 && !parameter.anywhere;
+    if (several && parameter.role == Role::kTrainable) out.push_back(ParameterIndex{i});
+  }
+  return out;
+}
+
+// The engine ties one attribute of a tied module; what else it has is each stage's own.
+Status ChooseStages(const TagFiles& files, const Parsed& parsed, const Named& named,
+                    StepModel& model) {
+  if (parsed.pp < 2) return {};
+  const std::vector<ParameterIndex> several = OnSeveralStages(named);
+  if (several.empty()) return {};
+  BlobReader::Options reading;
+  if (!files.step.root->local()) {
+    reading.open_roots = {{files.step.SavePath(), RootBelow(files.step.root, files.step.save)}};
+  }
+  const auto blobs = BlobReader::Create(model, std::move(reading));
+  CKPT_ASSIGN_OR_RETURN(const auto changed, KeepTrainedCopies(model, several, *blobs));
+  for (const std::string& name : changed) {
+    model.notes.push_back(StrCat("'", name,
+                                 "' is trained on one pipeline stage alone, which is shown; other "
+                                 "stages hold it untrained"));
   }
   return {};
 }
@@ -275,7 +307,9 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
       CarryModelFiles(assembler, RootBelow(files.step.root, files.step.save), files.step.Prefix()));
   // A captured step lies in files of ranks, with nothing of anybody's beside them.
   if (!files.open_part) CKPT_RETURN_IF_ERROR(CarryBeside(assembler, files.step, "latest"));
-  return std::move(assembler).Finish();
+  CKPT_ASSIGN_OR_RETURN(StepModel finished, std::move(assembler).Finish());
+  if (!files.open_part) CKPT_RETURN_IF_ERROR(ChooseStages(files, parsed, named, finished));
+  return finished;
 }
 
 }  // namespace ckptfs::deepspeed::native

@@ -114,6 +114,16 @@ void ListUneven(Placing& placing) {
   }
 }
 
+void ListSettings(Placing& placing) {
+  std::vector<HyperGroup> groups;
+  for (const auto& [key, states] : placing.parsed.optimizers) {
+    groups.insert(groups.end(), states.groups.begin(), states.groups.end());
+  }
+  for (LeftOut& one : LeftOutSettings(groups, "only deepspeed/ has it")) {
+    LeaveOut(placing.header, std::move(one));
+  }
+}
+
 std::vector<std::string> KindsOf(const PartitionStates& partition) {
   std::vector<std::string> kinds{"master"};
   for (const NamedTensor& entry : partition.flat) kinds.push_back(entry.name);
@@ -450,6 +460,7 @@ Status AddOptimizers(const Parsed& parsed, const Named& named, StateDict& dict, 
                   {},     {},    {}};
   dict.optimizers.resize(parsed.model_ranks());
   ListUneven(placing);
+  ListSettings(placing);
   for (const NamedWeight& weight : named.weights) {
     if (parsed.stage == 0)
       placing.weights.emplace(std::pair(weight.parameter, weight.tp), weight.tensor);

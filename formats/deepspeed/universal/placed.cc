@@ -247,6 +247,9 @@ Result<StepModel> Place(const Listed& listed, const Parsed& parsed, Assembler as
   CKPT_ASSIGN_OR_RETURN(const bool groups_told, AddGroups(listed, parsed, folders, dict));
   CKPT_RETURN_IF_ERROR(AddSteps(parsed, folders, dict));
   FillHeader(listed, parsed, folders, header);
+  for (LeftOut& one : LeftOutSettings(parsed.optimizer.groups, "only deepspeed/ has it")) {
+    LeaveOut(header, std::move(one));
+  }
   CKPT_RETURN_IF_ERROR(Settle(dict, listed.files.options, assembler));
   if (!groups_told) {
     header.notes.emplace_back(

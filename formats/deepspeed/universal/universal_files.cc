@@ -290,7 +290,9 @@ Result<NodeId> StageThreeState(const ShownState& shown, const UniversalIndex& in
 }
 
 // Scalars of the ZeRO dict, but for what only describes the source's files.
-Status SetZeroScalars(const StepModel& step, DictBuilder& dict) {
+Status SetZeroScalars(const ShownState& shown, DictBuilder& dict) {
+  const StepModel& step = shown.step();
+  const bool anew = ScalesAnew(shown);
   static const std::set<std::string_view> of_the_source = {
       "partition_count",           "group_paddings",
       "param_alignment_paddings",  "param_slice_mappings",
@@ -298,6 +300,7 @@ Status SetZeroScalars(const StepModel& step, DictBuilder& dict) {
   for (const Document& document : step.documents) {
     if (!document.key.starts_with(kZeroPrefix) || !document.scope.empty()) continue;
     const std::string_view key = std::string_view(document.key).substr(kZeroPrefix.size());
+    if (anew && (document.key == kLossScaler || document.key == kDynamicLossScale)) continue;
     if (!of_the_source.contains(key)) CKPT_RETURN_IF_ERROR(dict.SetDocument(key, &document));
   }
   return {};
@@ -340,6 +343,17 @@ uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t
   return differ ? static_cast<uint32_t>(rank * source_files / index.model_files) : 0;
 }
 
+bool ScalesAnew(const ShownState& shown) {
+  const auto& asked = shown.layout().dtype;
+  if (!asked) return false;
+  const StepModel& step = shown.step();
+  const auto trained = std::ranges::find_if(step.atoms, [&](const Atom& atom) {
+    return atom.kind == "weight" && step.parameter(atom.parameter).role == Role::kTrainable;
+  });
+  if (trained == step.atoms.end()) return false;
+  return (trained->dtype == DType::kF16) != (*asked == DType::kF16);
+}
+
 Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_rank) {
   const StepModel& step = shown.step();
   ArchiveBuilder archive;
@@ -370,7 +384,7 @@ Result<ArchiveContent> OptimizerState(const ShownState& shown, const UniversalIn
   const StepModel& step = shown.step();
   ArchiveBuilder archive;
   DictBuilder dict(archive);
-  CKPT_RETURN_IF_ERROR(SetZeroScalars(step, dict));
+  CKPT_RETURN_IF_ERROR(SetZeroScalars(shown, dict));
   CKPT_RETURN_IF_ERROR(SetVersion(step, archive, dict));
   CKPT_ASSIGN_OR_RETURN(const NodeId groups, ParamGroups(step, archive.pickle()));
   dict.Set("param_groups", groups);

@@ -284,6 +284,16 @@ std::string NotLoaded(const ShownState& shown) {
                 "), which an engine does not take from such a directory: rank<N>/model.* has them");
 }
 
+// The loader gives partitions their elements in the order without round robin
+// (tensor_fragment.py, 0.19.7), and says nothing.
+Result<bool> DealsGradients(const ShownState& shown) {
+  const Layout& layout = shown.layout();
+  const Document* config = shown.step().FindDocument(kDsConfig);
+  if (config == nullptr || layout.dp < 2 || layout.zero == 3) return false;
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
+  return RootOf(tree)["zero_optimization"]["round_robin_gradients"].Bool().value_or(false);
+}
+
 Result<std::vector<std::string>> LeftOutOf(const ShownState& shown, const UniversalIndex& index) {
   std::vector<std::string> lines;
   CKPT_ASSIGN_OR_RETURN(std::string hyper_parameters, HyperParametersLeftOut(shown));
@@ -291,6 +301,16 @@ Result<std::vector<std::string>> LeftOutOf(const ShownState& shown, const Univer
   for (const std::string& line : index.left_out) lines.push_back(line);
   std::string unloaded = NotLoaded(shown);
   if (!unloaded.empty()) lines.push_back(std::move(unloaded));
+  if (ScalesAnew(shown) && shown.step().FindDocument(kLossScaler) != nullptr) {
+    lines.push_back(
+        "the loss scale: fp16 alone has one, so an engine of the other precision keeps its own");
+  }
+  CKPT_ASSIGN_OR_RETURN(const bool dealt, DealsGradients(shown));
+  if (dealt) {
+    lines.push_back(
+        "round_robin_gradients, which the source's configuration has: an engine with it mixes up "
+        "the tensors of such a directory, so its configuration must not have it");
+  }
   if (shown.layout().zero == 3 && shown.step().groups.size() > 1 && !shown.states().empty()) {
     lines.push_back(
         "counts of steps by group: an engine at ZeRO 3 gives all sub-groups one "
