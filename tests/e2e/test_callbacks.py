@@ -53,6 +53,37 @@ def test_one_process(ckptfs, tmp_path, framework):
     check_steps(mount, tmp_path, framework)
 
 
+def test_an_average_that_lightning_saves_is_the_average(ckptfs, tmp_path):
+    """WeightAveraging exchanges the weights in the checkpoint: ours says what Lightning's own says."""
+    import ckptfs.lightning as callbacks
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+
+    class Net(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(8, 8)
+
+        def training_step(self, batch, _):
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    receiving(ckptfs)
+    stock = ModelCheckpoint(dirpath=tmp_path / 'stock', every_n_train_steps=4)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 8)))
+    pl.Trainer(max_steps=4, accelerator='cpu', logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+               callbacks=[EMAWeightAveraging(decay=.5), stock, callbacks.SnapshotCallback(ckptfs.store, 'job', 4)]).fit(Net(), data)
+    made = str(tmp_path / 'ours.ckpt')
+    callback_trainer.when_durable(lambda: callbacks.checkpoint(f'ckptfs://{ckptfs.store}/job/4', made))
+    ours, theirs = (torch.load(path, weights_only=False) for path in (made, stock.best_model_path))
+    assert not all(torch.equal(one, theirs['current_model_state'][name]) for name, one in theirs['state_dict'].items())
+    for part in 'state_dict', 'current_model_state':
+        assert sorted(ours[part]) == sorted(theirs[part])
+        assert all(torch.equal(ours[part][name], one) for name, one in theirs[part].items() if torch.is_tensor(one))
+
+
 @pytest.mark.parametrize('framework', ['transformers', 'lightning'])
 @pytest.mark.parametrize('way', ['ddp', 'fsdp2'])
 def test_several_ranks(ckptfs, tmp_path, zygote, framework, way):

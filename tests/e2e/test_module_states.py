@@ -3,8 +3,10 @@
 import ckptfs as snapshots
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from test_save_options import receive
 from test_snapshot_values import SIZE, saved_fixture  # noqa: F401 (a fixture)
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 
 @pytest.mark.parametrize('name', ['_forward_module', '_orig_mod', '_checkpoint_wrapped_module'])
@@ -130,3 +132,60 @@ def test_a_function_may_return_an_object_with_a_state_dict(saved):
     model = torch.nn.Linear(SIZE, SIZE)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), .1), 3)
     assert saved(model, documents={'scheduler': lambda: scheduler}).document('scheduler')['step_size'] == 3
+
+
+class Numbered(torch.optim.SGD):
+    """A state that is a Python number, as transformers' Adafactor has it."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]['params']:
+            self.state[parameter] = {'step': self.state[parameter].get('step', 0) + 1, 'moment': torch.ones_like(parameter)}
+
+
+class Extra(torch.nn.Linear):
+    """Its extra state is a dict."""
+    value = None
+
+    def get_extra_state(self):
+        return self.value
+
+    def set_extra_state(self, value):
+        self.value = value
+
+
+def trained_extra(value):
+    """A state dict of a model and its optimizer; the model's extra state."""
+    model = Extra(SIZE, SIZE)
+    model.value = value
+    optimizer = Numbered(model.parameters(), .1)
+    model(torch.ones(1, SIZE)).sum().backward()
+    optimizer.step()
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    return {'model': of_model, 'optim': of_optimizer}
+
+
+def test_dcp_takes_numbers_and_extra_states_back(ckptfs):
+    receive(ckptfs)
+    url = f'ckptfs://{ckptfs.store}/job/0'
+    dcp.save(trained_extra({'x': torch.full((2,), 7.), 'y': [1, 2]}), checkpoint_id=url)
+    into = trained_extra({'x': torch.zeros(2), 'y': [0, 0]})
+    into['optim']['state']['weight']['step'] = 5
+    dcp.load(into, checkpoint_id=url)
+    assert into['model']['_extra_state']['x'].tolist() == [7, 7] and into['model']['_extra_state']['y'] == [1, 2]
+    assert into['optim']['state']['weight']['step'] == 1
+
+
+@pytest.mark.parametrize('first', ['ema', 'cfg'])
+def test_the_model_is_not_what_stands_first_in_another_dict(ckptfs, first):
+    """An average with its decay, or a configuration with a tensor, before the model."""
+    receive(ckptfs)
+    given = trained_extra(None)
+    del given['model']['_extra_state']
+    other = {'ema': {name: one + 1 for name, one in given['model'].items()}, 'cfg': {'dim': 3, 't': torch.ones(2)}}[first]
+    url = f'ckptfs://{ckptfs.store}/{first}/0'
+    dcp.save({first: {'model': other, 'decay': .9}, **given}, checkpoint_id=url)
+    with snapshots.SavedStep(url) as step:
+        assert sorted(step.model()) == ['bias', 'weight'] and torch.equal(step.model()['weight'], given['model']['weight'])
+        held = step.document(f'{first}.model')
+        assert all(torch.equal(held[name], one) for name, one in other.items() if torch.is_tensor(one))

@@ -68,16 +68,20 @@ class StateDict:
             self.model_key = ''
 
     def _take(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        another = _is_model(state_dict.get('model')) and bool(self.model)
+        """The model of a dict comes before those of dicts in it, whatever stands first."""
+        own = state_dict.get('model') if _is_model(state_dict.get('model')) else None
+        another = own is not None and bool(self.model)
+        if own is not None and not another:
+            self._take_model(own)
+            self.model_key = f'{prefix}model'
         for key, value in state_dict.items():
             name = f'{prefix}{key}'
-            if key == 'model' and _is_model(value) and not another:
-                self._take_model(value)
-                self.model_key = name
-            elif _is_optimizer(value) and another:
+            if value is own and not another:
+                continue
+            if _is_optimizer(value) and another:
                 raise NotHeld(f'{name} belongs to {prefix}model, not to {self.model_key}: save each '
                               'model as a run of its own')
-            elif _is_optimizer(value):
+            if _is_optimizer(value):
                 self.optimizers[name] = value
             elif isinstance(value, Mapping) and 'model' in value:
                 self._take(value, f'{name}.')

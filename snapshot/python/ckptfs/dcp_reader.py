@@ -89,7 +89,9 @@ class Reader(StorageReader):
         for file in ('model', 'optimizer'):
             for key, stored in tensors_of(files, f'rank0/{file}.safetensors').items():
                 for name in _names(file, key, saved):
-                    if self._tensors.setdefault(name, stored) is not stored:
+                    if file == 'optimizer' and saved.place_of(key) in saved.numbers:
+                        self._values[name] = stored.number(files)
+                    elif self._tensors.setdefault(name, stored) is not stored:
                         twice.add(name)
         for name in twice:  # nobody says which is meant
             del self._tensors[name]

@@ -67,12 +67,15 @@ class _Others:
         trainer = self._trainer
         connector = copy.copy(trainer._checkpoint_connector)
         # A user's on_save_checkpoint may look at the weights; nothing is moved for it.
-        connector._get_lightning_module_state_dict = (
-            trainer.lightning_module.state_dict if self._asked else dict)
+        weights = trainer.lightning_module.state_dict() if self._asked else {}
+        connector._get_lightning_module_state_dict = lambda: dict(weights)
         checkpoint = connector.dump_checkpoint(weights_only=True)
         checkpoint['callbacks'] = self._call._call_callbacks_state_dict(trainer)
         self._call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
-        del checkpoint['state_dict']
+        # It may have put others in their place: an average (WeightAveraging), fewer (an adapter).
+        shown = checkpoint['state_dict']
+        if shown.keys() == weights.keys() and all(shown[name] is one for name, one in weights.items()):
+            del checkpoint['state_dict']  # the step's own
         return self._loadable(checkpoint, '')
 
     def _loadable(self, values: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
@@ -155,7 +158,9 @@ def checkpoint(url: str, path: str) -> str:
     """
     with resume.SavedStep(url) as step:
         optimizers: List[Any] = [step.optimizer(label) for label in step.optimizers()]
-        torch.save({**step.document('checkpoint'), **step.document('precision'),
-                    'state_dict': step.model(), 'optimizer_states': optimizers,
+        others = step.document('checkpoint')
+        torch.save({**others, **step.document('precision'),
+                    'state_dict': others['state_dict'] if 'state_dict' in others else step.model(),
+                    'optimizer_states': optimizers,
                     'lr_schedulers': step.document('schedulers')}, path)
     return path

@@ -111,12 +111,14 @@ class SavedValues:
     values: by name; documents that cannot be loaded without running code are left out, and
         hyper-parameters are Unreadable.
     labels: the optimizers that have a parameter, by its name.
+    numbers: (optimizer, kind, parameter) of the states that were Python numbers.
     """
 
     def __init__(self, description: Mapping[str, Any], tensor: Callable[..., Any]) -> None:
         self.values: Dict[str, Any] = {}
         self.labels: Dict[str, List[str]] = {}
         documents = documents_of(description, tensor)
+        self.numbers = {tuple(one) for one in description.get('numbers', [])}
         self._owners = {(kind, name): label
                         for label, kind, name in description.get('owners', [])}
         self.spelling = Spelling(documents.pop(SPELLING, None))
@@ -130,7 +132,8 @@ class SavedValues:
                 place = key[len('extra_state/'):]
                 if not place or place.endswith('.'):  # as modules are named
                     place += '_extra_state'
-                self.values.update(dict.fromkeys(self.spelling.model(place), value))
+                for at in self.spelling.model(place):
+                    self.values.update(flatten_state_dict({at: value})[0])
             else:
                 self.values.update(flatten_state_dict({key: value})[0])
         counts: Dict[str, int] = {}

@@ -179,6 +179,12 @@ class Stored:
             else:
                 target[first - rows[0]:last - rows[0]].copy_(some[(slice(None), *inner)])
 
+    def number(self, files: Files) -> Union[bool, int, float]:
+        """Of one that was a Python number."""
+        value = torch.empty(self.shape, dtype=self.dtype)
+        self.load(files, tuple(slice(0, size) for size in self.shape), value)
+        return value.item()
+
     def _read(self, files: Files, element: int, out: torch.Tensor) -> None:
         if out.numel():
             memory = out.reshape(-1).view(torch.uint8).numpy()
