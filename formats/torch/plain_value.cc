@@ -55,7 +55,7 @@ Result<std::optional<NodeId>> CopyItem(PickleRef value, const TorchFile* file, i
     items.push_back(*item);
   }
   return std::optional(kind == PickleNode::Kind::kTuple ? builder.Tuple(std::move(items))
-                                            : builder.List(std::move(items)));
+                                                        : builder.List(std::move(items)));
 }
 
 }  // namespace

@@ -147,6 +147,22 @@ StepAnswers::Answer StepAnswers::ReadAtom(AtomIndex index) {
   return std::span<const std::byte>(bytes_).first(count);
 }
 
+namespace {
+
+// Where the state dict that DCP saved had the model and the optimizers, by their labels; null of a
+// step that was saved otherwise.
+Json SpellingOf(const StepModel& model) {
+  const auto& keys = model.facts.keys;
+  if (!keys) return nullptr;
+  Json optimizers = Json::object();
+  for (const Group& group : model.groups) {
+    optimizers[group.optimizer] = keys->OptimizerKey(group.optimizer);
+  }
+  return {{"model", keys->model}, {"optimizers", std::move(optimizers)}};
+}
+
+}  // namespace
+
 StepAnswers::Answer StepAnswers::Describe() {
   const StepModel& model = step_->model;
   Json groups = Json::array();
@@ -180,6 +196,7 @@ StepAnswers::Answer StepAnswers::Describe() {
                 {"groups", std::move(groups)},
                 {"documents", std::move(documents)},
                 {"owners", FirstOwners(views_->shown())},
+                {"spelling", SpellingOf(model)},
                 {"numbers", std::move(numbers)}})
               .dump(-1, ' ', false, Json::error_handler_t::replace);
   return std::as_bytes(std::span<const char>(text_));

@@ -4,6 +4,8 @@ import ckptfs as snapshots
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from ckptfs import state
+from ckptfs.saved_values import SavedValues
 from test_save_options import receive
 from test_snapshot_values import SIZE, saved_fixture  # noqa: F401 (a fixture)
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -189,3 +191,44 @@ def test_the_model_is_not_what_stands_first_in_another_dict(ckptfs, first):
         assert sorted(step.model()) == ['bias', 'weight'] and torch.equal(step.model()['weight'], given['model']['weight'])
         held = step.document(f'{first}.model')
         assert all(torch.equal(held[name], one) for name, one in other.items() if torch.is_tensor(one))
+
+
+def emptied(value):
+    """The same with other values."""
+    if torch.is_tensor(value):
+        return torch.zeros_like(value)
+    if isinstance(value, dict):
+        return {key: emptied(one) for key, one in value.items()}
+    return [emptied(one) for one in value] if isinstance(value, list) else value
+
+
+def differ(a, b):
+    if torch.is_tensor(a):
+        return not torch.equal(a, b)
+    return a.keys() != b.keys() or any(differ(a[key], b[key]) for key in a) if isinstance(a, dict) else a != b
+
+
+@pytest.mark.parametrize('spelling', ['opt', 'nested', 'beside', 'number beside', 'bare'])
+def test_dcp_loads_under_the_keys_of_the_save(ckptfs, spelling):
+    """A tensor beside the model may be called as a parameter is."""
+    receive(ckptfs)
+    given = trained_extra(None)
+    del given['model']['_extra_state']
+    more = {**given['model'], 'scale': torch.ones(3)}
+    given = {'opt': {'model': given['model'], 'opt': given['optim']}, 'nested': {'app': given},
+             'beside': {**given, 'model': more, 'scale': torch.full((3,), 7.)},
+             'number beside': {**given, 'model': more, 'other': 3, 'bias': 5}, 'bare': given['model']}[spelling]
+    url = f'ckptfs://{ckptfs.store}/job/0'
+    dcp.save(given, checkpoint_id=url)
+    into = emptied(given)
+    dcp.load(into, checkpoint_id=url)
+    assert not differ(given, into)
+
+
+def test_each_rank_loads_its_own_keys():
+    """torchtitan's dataloader stands under dp_rank_N of each rank alone."""
+    pickled = [state.document({f'dp_rank_{rank}': {'position': 10 + rank}})[0].hex() for rank in range(2)]
+    documents = [{'key': 'dataloader', 'scope': 'dp1' * rank, 'pickle': one, 'tensors': []} for rank, one in enumerate(pickled)]
+    documents += [{**documents[0], 'scope': 'dp2', 'pickle': state.document({'dp_rank_0': {'position': 5}})[0].hex()}]  # rank 0's comes first
+    values = SavedValues({'documents': documents}, lambda *_: None).values
+    assert values == {'dataloader.dp_rank_0.position': 10, 'dataloader.dp_rank_1.position': 11}

@@ -86,12 +86,13 @@ def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Ten
 
 class Spelling:
     """Where in a state dict a model and optimizers stand: as the step was saved by DCP, or
-    under the usual keys."""
+    under the usual keys.  given: {"model": key ("": at the top), "optimizers": {label: key}}."""
 
-    def __init__(self, document: Any) -> None:
-        given = document if isinstance(document, dict) else {}
-        self._models = [f"{given['model']}."] if given.get('model') else ['model.', '']
-        self._optimizers: Dict[str, str] = dict(given.get('optimizers') or {})
+    def __init__(self, given: Optional[Mapping[str, Any]]) -> None:
+        self._models = ['model.', '']
+        if given is not None:
+            self._models = [f"{given['model']}." * bool(given['model'])]
+        self._optimizers: Dict[str, str] = dict(given['optimizers']) if given is not None else {}
 
     def model(self, name: str) -> List[str]:
         """A weight, buffer or extra state."""
@@ -121,7 +122,7 @@ class SavedValues:
         self.numbers = {tuple(one) for one in description.get('numbers', [])}
         self._owners = {(kind, name): label
                         for label, kind, name in description.get('owners', [])}
-        self.spelling = Spelling(documents.pop(SPELLING, None))
+        self.spelling = Spelling(description.get('spelling'))
         self._tensors = documents.pop(TENSORS, None)
         added = documents.pop(ADDED, None)
         for label, entries in (added if isinstance(added, dict) else {}).items():
@@ -136,6 +137,12 @@ class SavedValues:
                     self.values.update(flatten_state_dict({at: value})[0])
             else:
                 self.values.update(flatten_state_dict({key: value})[0])
+        # Each rank loads the keys that it alone had, and of others rank 0's.
+        for scope in dict.fromkeys(one['scope'] for one in description.get('documents', [])):
+            for key, value in documents_of(description, tensor, scope).items() if scope else ():
+                if not key.startswith((OWN, 'extra_state/')):
+                    for name, one in flatten_state_dict({key: value})[0].items():
+                        self.values.setdefault(name, one)
         counts: Dict[str, int] = {}
         for group in description.get('groups', []):
             label = group['optimizer']
