@@ -170,7 +170,9 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
     const auto first = store.Resolve(run, id);
     const bool other = first && first->source != adopted.record.source;
     const std::string what = first && first->compacted ? " was compacted, which stays as it is"
-                                                       : " was adopted; --refresh replaces it";
+                             : options.refresh ? " was adopted; it has a tag, and the store's own "
+                                                 "files, so it stays as it is"
+                                               : " was adopted; --refresh replaces it";
     adopted.warnings.push_back(
         other ? StrCat(name, ": ", run, "/", id, " was adopted from ", first->source)
               : StrCat(name,

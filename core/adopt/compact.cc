@@ -134,6 +134,7 @@ class Compaction {
   Result<WrittenPlans> Write(const Step& step, BlobReader& blobs);
   Status FillBlobs(const WrittenPlans& written);
   Status Publish();
+  Status NoteOwned(const StepModel& model);
   void Tell(const StepModel& step);
 
   Store& store_;
@@ -218,6 +219,14 @@ Status Compaction::Publish() {
   return {};
 }
 
+// All bytes are the store's already: what the source holds later does not replace them.
+Status Compaction::NoteOwned(const StepModel& model) {
+  if (record_.compacted || !report_.only_in_source.empty()) return {};
+  CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, store_.Render(model, record_.unpacked));
+  CKPT_ASSIGN_OR_RETURN(report_.record, store_.Replace(record_, model, rendered));
+  return {};
+}
+
 Result<CompactReport> Compaction::Run() {
   if (store_.directory().empty()) {
     return Fail(ErrorCode::kUnsupported,
@@ -230,7 +239,11 @@ Result<CompactReport> Compaction::Run() {
                                            request_.shown_whole, request_.file_bytes));
   CKPT_RETURN_IF_ERROR(CheckSize(step->model, plan_));
   Tell(step->model);
-  if (plan_.IsNothing() || request_.dry_run) return std::move(report_);
+  if (request_.dry_run) return std::move(report_);
+  if (plan_.IsNothing()) {
+    CKPT_RETURN_IF_ERROR(NoteOwned(step->model));
+    return std::move(report_);
+  }
   CKPT_ASSIGN_OR_RETURN(const WrittenPlans written, Write(*step, *blobs));
   report_.resumed_bytes = written.bytes_resumed;
   CKPT_RETURN_IF_ERROR(FillBlobs(written));

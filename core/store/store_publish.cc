@@ -180,6 +180,8 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
         continue;
       }
       if (!may_replace) return std::optional<StepRecord>();
+      CKPT_ASSIGN_OR_RETURN(const bool kept, IsKeptByTag(*there));
+      if (kept && !there->provisional) return std::optional<StepRecord>();
       wanted.replaces = there->manifest;
     }
     CKPT_ASSIGN_OR_RETURN(const auto held, PutHeldManifest(rendered.bytes, rendered.manifest));

@@ -85,6 +85,8 @@ struct Store::State {
 
   // --- what is held and what goes (collect.cc) ---
   Result<Needs> NeedsOfManifest(const Digest& manifest);
+  // True if a tag means this very step, and its bytes are the store's.
+  Result<bool> IsKeptByTag(const StepRecord& record);
   // Null if it is not there, or the store is on no local disk.  BLOCKS: on who is
   // removing it.
   std::shared_ptr<const void> HoldManifest(const Digest& manifest) const;

@@ -77,6 +77,23 @@ Result<bool> WriteTag(Storage& storage, std::string_view run, std::string_view n
   return true;
 }
 
+Result<std::vector<StepTag>> TagsOf(Storage& storage, std::string_view run) {
+  const std::string folder = StrCat("tags/", run);
+  CKPT_ASSIGN_OR_RETURN(const auto paths, ListFilesBelow(storage, folder));
+  std::set<std::string> names;
+  for (const std::string& path : paths) {
+    const std::string below = path.substr(folder.size() + 1);
+    names.insert(below.substr(0, below.find('/')));
+  }
+  std::vector<StepTag> tags;
+  for (const std::string& name : names) {
+    if (!CheckName(name, "tag")) continue;
+    CKPT_ASSIGN_OR_RETURN(auto found, ReadTag(storage, run, name));
+    if (found.tag) tags.push_back(*std::move(found.tag));
+  }
+  return tags;
+}
+
 Error NoSuch(std::string_view run, std::string_view id) {
   return Error{ErrorCode::kNotFound, StrCat("no step '", id, "' in run '", run, "'")};
 }
@@ -98,22 +115,20 @@ Result<StepRecord> Store::State::ResolveTag(std::string_view run, std::string_vi
                   .Needing("tag the step again"));
 }
 
+// Where the bytes are the source's they are gone with it, and the tag says so.
+Result<bool> Store::State::IsKeptByTag(const StepRecord& record) {
+  CKPT_ASSIGN_OR_RETURN(const auto tags, TagsOf(*storage, record.run));
+  const bool tagged = std::ranges::any_of(tags, [&](const StepTag& tag) {
+    return tag.id == record.id && tag.unpacked == record.unpacked;
+  });
+  if (!tagged) return false;
+  CKPT_ASSIGN_OR_RETURN(const Needs held, NeedsOfManifest(record.manifest));
+  return held.owned;
+}
+
 Result<std::vector<StepTag>> Store::Tags(std::string_view run) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
-  const std::string folder = StrCat("tags/", run);
-  CKPT_ASSIGN_OR_RETURN(const auto paths, ListFilesBelow(*state_->storage, folder));
-  std::set<std::string> names;
-  for (const std::string& path : paths) {
-    const std::string below = path.substr(folder.size() + 1);
-    names.insert(below.substr(0, below.find('/')));
-  }
-  std::vector<StepTag> tags;
-  for (const std::string& name : names) {
-    if (!CheckName(name, "tag")) continue;
-    CKPT_ASSIGN_OR_RETURN(auto found, ReadTag(*state_->storage, run, name));
-    if (found.tag) tags.push_back(*std::move(found.tag));
-  }
-  return tags;
+  return TagsOf(*state_->storage, run);
 }
 
 Status Store::Tag(const StepRecord& record, std::string_view name) {

@@ -143,3 +143,19 @@ def test_a_name_of_another_directory_is_asked_about_at_once(ckptfs, store, run, 
     save(other / 'checkpoint-9', 9)
     done = ckptfs.adopt(other, check=False)
     assert done.returncode == 7 and str(run) in done.stderr and '--name' in done.stderr
+
+
+@pytest.mark.parametrize('how', ['tag', 'compact'])
+def test_a_step_that_the_store_keeps_is_not_replaced(ckptfs, store, run, how):
+    """The job began anew: `--refresh` shows what is there now, beside the copy that was to stay."""
+    ckptfs.adopt(run, extra=['--copy'])
+    said = ckptfs.run(how, *store, 'run/checkpoint-1', *(['best'] if how == 'tag' else [])).stdout
+    assert ('does not need' in said) == (how == 'compact')
+    before = ckptfs.run('stats', *store, '--json', 'run/checkpoint-1').stdout
+    shutil.rmtree(run / 'checkpoint-1')
+    save(run / 'checkpoint-1', 77)
+    said = ckptfs.adopt(run, extra=['--refresh']).stderr
+    assert 'run/checkpoint-1-1' in names(ckptfs) and 'stays as it is' in said
+    ckptfs.run('gc', *store)
+    assert ckptfs.run('stats', *store, '--json', 'run/checkpoint-1').stdout == before
+    ckptfs.run('verify', *store, 'run/checkpoint-1')
