@@ -40,6 +40,10 @@ Result<StepModel> Reader::Read() && {
                ": written by Megatron's dist_checkpointing (torch_dist), whose metadata.json "
                "is not there"));
   }
+  for (const Form& form : forms_) {
+    CKPT_ASSIGN_OR_RETURN(const bool own, form.is(state));
+    if (own) return form.read(candidate_, options_, state, assembler_);
+  }
   auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.model);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);

@@ -5,11 +5,12 @@
 // held; a tie is nowhere declared, so two names are two parameters.
 //
 // Thread safety: one reader per step; archives are looked at in parallel.
-// Lifetime: candidate and options must outlive it.
+// Lifetime: candidate, options and forms must outlive it.
 
 #pragma once
 
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "core/state/assembler.h"
 #include "core/state/source.h"
 #include "core/state/state_dict.h"
+#include "formats/dcp/form.h"
 #include "formats/dcp/objects.h"
 #include "formats/dcp/state_keys.h"
 #include "formats/dcp/step_files.h"
@@ -27,8 +29,9 @@ namespace ckptfs::dcp {
 
 class Reader {
  public:
-  Reader(const StepCandidate& candidate, const SourceOptions& options, std::vector<PartFiles> parts)
-      : candidate_(candidate), options_(options), parts_(std::move(parts)) {}
+  Reader(const StepCandidate& candidate, const SourceOptions& options, std::vector<PartFiles> parts,
+         std::span<const Form> forms = {})
+      : candidate_(candidate), options_(options), parts_(std::move(parts)), forms_(forms) {}
 
   Result<StepModel> Read() &&;
 
@@ -58,6 +61,7 @@ class Reader {
   const StepCandidate& candidate_;
   const SourceOptions& options_;
   const std::vector<PartFiles> parts_;
+  const std::span<const Form> forms_;
   Assembler assembler_;
   StateKeys keys_;
   StateDict dict_;

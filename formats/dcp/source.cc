@@ -18,6 +18,8 @@ using dcp::PartFiles;
 
 class DcpSource : public Source {
  public:
+  explicit DcpSource(std::vector<dcp::Form> forms) : forms_(std::move(forms)) {}
+
   std::string_view name() const override { return "dcp"; }
 
   Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
@@ -36,6 +38,11 @@ class DcpSource : public Source {
       if (consolidated && inner == "sharded") continue;
       Status added = Add(root, JoinPath(directory, inner), directory, out);
       if (!added && !IsOutOfReach(added.error())) return Fail(std::move(added).error());
+    }
+    if (out.empty()) return out;
+    for (const dcp::Form& form : forms_) {
+      CKPT_ASSIGN_OR_RETURN(const auto latest, form.latest(*root, directory));
+      for (StepCandidate& step : out) step.latest = step.latest || (latest && step.id == *latest);
     }
     return out;
   }
@@ -56,7 +63,7 @@ class DcpSource : public Source {
       std::erase_if(parts,
                     [](const PartFiles& part) { return dcp::IsOptimizerPart(part.directory); });
     }
-    return dcp::Reader(step, options, std::move(parts)).Read();
+    return dcp::Reader(step, options, std::move(parts), forms_).Read();
   }
 
  private:
@@ -81,10 +88,14 @@ class DcpSource : public Source {
     out.push_back(std::move(step));
     return {};
   }
+
+  const std::vector<dcp::Form> forms_;
 };
 
 }  // namespace
 
-std::unique_ptr<Source> MakeDcpSource() { return std::make_unique<DcpSource>(); }
+std::unique_ptr<Source> MakeDcpSource(std::vector<dcp::Form> forms) {
+  return std::make_unique<DcpSource>(std::move(forms));
+}
 
 }  // namespace ckptfs

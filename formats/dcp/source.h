@@ -10,11 +10,14 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/state/source.h"
+#include "formats/dcp/form.h"
 
 namespace ckptfs {
 
-std::unique_ptr<Source> MakeDcpSource();
+// `forms`: of other libraries, of which the first that fits reads a step.
+std::unique_ptr<Source> MakeDcpSource(std::vector<dcp::Form> forms = {});
 
 }  // namespace ckptfs

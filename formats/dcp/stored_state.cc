@@ -360,6 +360,36 @@ Status StoredState::AddRow(size_t tensor, uint64_t row, AtomIndex atom) const {
   return {};
 }
 
+Status StoredState::AddInsets(std::span<const Inset> insets, const Shape& whole,
+                              AtomIndex atom) const {
+  SharedRows rows(whole);
+  for (const Inset& inset : insets) {
+    const TensorEntry& entry = metadata_.tensors[inset.tensor];
+    if (const std::string why = WhyNotPlain(inset.tensor); !why.empty()) {
+      return Fail(ErrorCode::kUnsupported, StrCat("'", entry.name, "': ", why));
+    }
+    const size_t outer = whole.size() - entry.shape.size();
+    const auto copies = CopiesOf(entry);
+    for (const size_t i : copies.front()) {
+      const size_t chunk = entry.first_chunk + i;
+      if (strided_.contains(chunk)) {
+        return Fail(ErrorCode::kUnsupported,
+                    StrCat("'", entry.name, "': a chunk's elements do not lie in their order"));
+      }
+      const auto offsets = metadata_.OffsetsOf(entry, i);
+      const auto sizes = metadata_.SizesOf(entry, i);
+      std::vector<uint64_t> begin = inset.begin;
+      Shape shape(outer, 1);
+      for (size_t d = 0; d < offsets.size(); ++d) begin[outer + d] += offsets[d];
+      shape.insert(shape.end(), sizes.begin(), sizes.end());
+      rows.Add({std::move(begin), std::move(shape), blobs_[metadata_.chunks[chunk].file],
+                first_byte_[chunk], entry.dtype});
+    }
+  }
+  std::move(rows).Place(assembler_, atom, 0, SharedRows::Beside::kNothing);
+  return {};
+}
+
 Status StoredState::AddStrided(const TensorEntry& tensor, size_t i, AtomIndex atom,
                                uint32_t copy) const {
   const auto offsets = metadata_.OffsetsOf(tensor, i);

@@ -49,6 +49,16 @@ class StoredState {
   // kUnsupported where a chunk does not hold its elements in row-major order.
   // REQUIRES: the tensor has such an index.
   Status AddRow(size_t tensor, uint64_t row, AtomIndex atom) const;
+  // A stored tensor inside a larger one: where its first element goes.  `begin` may have more
+  // dimensions than the stored tensor, which then has one index of the outer ones.
+  struct Inset {
+    size_t tensor = 0;
+    std::vector<uint64_t> begin;
+  };
+  // All of several tensors under an atom of their dtype and of the shape `whole`, which they make
+  // up together.  kUnsupported as of AddRow.
+  // REQUIRES: each lies inside of `whole`.
+  Status AddInsets(std::span<const Inset> insets, const Shape& whole, AtomIndex atom) const;
 
   // The bytes of a tensor of one element, the same in all copies.  BLOCKS: on reading.
   Result<std::string> ReadSmall(size_t tensor);

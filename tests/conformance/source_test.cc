@@ -24,7 +24,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"universal_of_tiny_step", MakeDeepSpeedUniversalSource, WriteUniversalOfTinyStep},
       {"universal_of_holes", MakeDeepSpeedUniversalSource, WriteUniversalOfHoles},
       {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
-      {"dcp_of_two_ranks", MakeDcpSource, WriteDcp},
+      {"dcp_of_two_ranks", [] { return MakeDcpSource(); }, WriteDcp},
       {"megatron_of_two_ranks", MakeMegatronSource, WriteMegatron},
       {"megatron_legacy_of_two_ranks", MakeMegatronLegacySource, WriteMegatronLegacy},
       {"rank_shards_golden", MakeRankShardsSource, WriteRankShards},
