@@ -13,6 +13,7 @@
 #include "formats/encodings/encoded_format.h"
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
+#include "formats/megatron/fsdp/form.h"
 #include "formats/megatron/legacy/source.h"
 #include "formats/megatron/legacy/view.h"
 #include "formats/megatron/source.h"
@@ -29,7 +30,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   sources.push_back(MakeDeepSpeedUniversalSource());
   sources.push_back(MakeMegatronSource());
   sources.push_back(MakeMegatronLegacySource());
-  sources.push_back(MakeDcpSource());
+  sources.push_back(MakeDcpSource({megatron::FsdpForm()}));
   sources.push_back(MakeRankShardsSource());
   sources.push_back(MakeHuggingFaceSource());
   return sources;

@@ -70,7 +70,8 @@ Result<CommonState> CommonState::Read(const StepCandidate& step, dcp::StoredStat
                           state.OpenObject(static_cast<size_t>(found - objects.begin())));
     out.file_ = std::move(object.file);
     out.blob_ = object.blob;
-    out.list_ = out.file_.root().IsSequence() && out.file_.root().size() == 1;
+    const PickleRef root = out.file_.root();
+    if (root.IsSequence() && root.size() == 1) out.place_ = Place::kOnlyOfList;
   }
   if (!out.root().IsDict()) {
     return Refuse(step.Path(), ": the state that ranks have in common is not a dict");
@@ -86,9 +87,31 @@ Result<CommonState> CommonState::Of(TorchFile file, BlobIndex blob) {
   return out;
 }
 
+Result<CommonState> CommonState::OfArguments(TorchFile file, BlobIndex blob) {
+  if (!FieldsOf(file.root())) return Refuse(file.name(), ": it does not hold a job's arguments");
+  CommonState out;
+  out.file_ = std::move(file);
+  out.blob_ = blob;
+  out.place_ = Place::kNowhere;
+  return out;
+}
+
+PickleRef CommonState::root() const {
+  switch (place_) {
+    case Place::kRoot: return file_.root();
+    case Place::kOnlyOfList: return file_.root().at(0);
+    case Place::kNowhere: break;
+  }
+  return {};
+}
+
+PickleRef CommonState::args() const {
+  return place_ == Place::kNowhere ? file_.root() : root()["args"];
+}
+
 FamilyVariables CommonState::Arguments() const {
   FamilyVariables out;
-  const PickleRef fields = FieldsOf(root()["args"]);
+  const PickleRef fields = FieldsOf(args());
   if (!fields) return out;
   for (const auto& [key, value] : fields.Items()) {
     if (!key.String()) continue;
@@ -106,8 +129,13 @@ std::optional<int64_t> CommonState::Argument(std::string_view name) const {
   return argument ? argument.Int() : std::nullopt;
 }
 
+bool CommonState::Flag(std::string_view name) const {
+  const PickleRef argument = ArgumentOf(name);
+  return argument && argument.Bool().value_or(false);
+}
+
 PickleRef CommonState::ArgumentOf(std::string_view name) const {
-  const PickleRef fields = FieldsOf(root()["args"]);
+  const PickleRef fields = FieldsOf(args());
   return fields ? fields[name] : PickleRef();
 }
 

@@ -48,15 +48,22 @@ class CommonState {
                                   Assembler& assembler);
   // Of a file of one rank (the legacy form), whose root is such a dict and the rank's model beside.
   static Result<CommonState> Of(TorchFile file, BlobIndex blob);
+  // Of the arguments alone, which are the file's root: all else is elsewhere.  kInvalid if the root
+  // is not a Namespace or a dict.
+  static Result<CommonState> OfArguments(TorchFile file, BlobIndex blob);
 
-  // The dict; its lifetime is this object's.
-  PickleRef root() const { return list_ ? file_.root().at(0) : file_.root(); }
+  // The dict; nothing of arguments alone.  Its lifetime is this object's.
+  PickleRef root() const;
+  // The job's arguments, a Namespace; nothing where there are none.
+  PickleRef args() const;
   const TorchFile& file() const { return file_; }
   BlobIndex blob() const { return blob_; }
 
   // Integers and truth values of the job's arguments.
   FamilyVariables Arguments() const;
   std::optional<int64_t> Argument(std::string_view name) const;
+  // True of an argument that is True.
+  bool Flag(std::string_view name) const;
   // The argument as it is; nothing where there is none.
   PickleRef ArgumentOf(std::string_view name) const;
   std::optional<uint64_t> Iteration() const;
@@ -69,9 +76,12 @@ class CommonState {
   std::string OptimizerForm() const;
 
  private:
+  // Where the file has the dict.
+  enum class Place : uint8_t { kRoot, kOnlyOfList, kNowhere };
+
   TorchFile file_;
   BlobIndex blob_{};
-  bool list_ = false;
+  Place place_ = Place::kRoot;
 };
 
 }  // namespace ckptfs::megatron

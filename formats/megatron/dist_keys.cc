@@ -106,4 +106,12 @@ std::vector<std::string> PlacesOf(const Shape& grid) {
   return places;
 }
 
+ModuleOrder ModuleOrderOf(std::string_view name, int64_t layer) {
+  const bool first = name.find("embedding") != std::string_view::npos;
+  const int where = layer >= 0 ? 1 : first ? 0 : name.starts_with("output_layer") ? 3 : 2;
+  const bool attention = name.find("self_attention") != std::string_view::npos ||
+                         name.find("input_layernorm") != std::string_view::npos;
+  return {where, layer, attention ? 0 : 1, name};
+}
+
 }  // namespace ckptfs::megatron

@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/tensor/shape.h"
@@ -65,6 +66,11 @@ std::string_view ObjectName(std::string_view key);
 std::string_view ObjectPlace(std::string_view key);
 // The places of all parts of a grid, in row-major order.
 std::vector<std::string> PlacesOf(const Shape& grid);
+
+// The order in which a module has its parameters, as far as names tell: a directory has none.
+// `layer`: -1 of none.
+using ModuleOrder = std::tuple<int, int64_t, int, std::string_view>;
+ModuleOrder ModuleOrderOf(std::string_view name, int64_t layer);
 
 // A module keeps an object of this name beside its tensors.
 inline constexpr std::string_view kExtraState = "_extra_state";

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -29,15 +28,6 @@ constexpr std::string_view kOurKinds[] = {"weight", "master", "step"};
 
 std::string_view KindOf(std::string_view stored) {
   return stored == "param" || stored == "fp32_param" ? kMaster : stored;
-}
-
-// The order in which a module has its parameters, as far as names tell: a directory has none.
-std::tuple<int, int64_t, int, std::string_view> OrderOf(std::string_view name, int64_t layer) {
-  const bool first = name.find("embedding") != std::string_view::npos;
-  const int where = layer >= 0 ? 1 : first ? 0 : name.starts_with("output_layer") ? 3 : 2;
-  const bool attention = name.find("self_attention") != std::string_view::npos ||
-                         name.find("input_layernorm") != std::string_view::npos;
-  return {where, layer, attention ? 0 : 1, name};
 }
 
 }  // namespace
@@ -135,7 +125,8 @@ Status Reader::AddWeights(const dcp::StoredState& state, const CommonState& comm
     if (!stacked) all.push_back({tensors[t].name, {t, -1}});
   }
   if (all.empty()) return Refuse("it does not hold the weights of a model");
-  std::ranges::sort(all, {}, [](const Named& one) { return OrderOf(one.name, one.slice.layer); });
+  std::ranges::sort(all, {},
+                    [](const Named& one) { return ModuleOrderOf(one.name, one.slice.layer); });
   for (Named& one : all) {
     const dcp::TensorEntry& tensor = tensors[one.slice.tensor];
     Shape shape = tensor.shape;

@@ -41,6 +41,7 @@ inline constexpr auto kSourceTraits = std::to_array<SourceTraits>({
     {.source = "deepspeed", .engine = true, .fused_adam = true, .member_order = true},
     {.source = "deepspeed_universal", .engine = true, .fused_adam = true},
     {.source = "megatron", .fused_adam = true, .mcore_state = true},
+    {.source = "megatron_fsdp", .fused_adam = true, .mcore_state = true},
     {.source = "megatron_legacy", .fused_adam = true, .mcore_state = true},
     {.source = "dcp", .torch_states = true, .own_keys = true},
     {.source = "rank_shards", .torch_states = true},

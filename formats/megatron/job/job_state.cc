@@ -163,7 +163,7 @@ Status AddDocuments(const CommonState& common,
 
 void CarryConfigOf(const CommonState& common, const std::vector<StateDict::Tensor>& tensors,
                    Assembler& assembler) {
-  MadeConfig made = ConfigOfArguments(common.root()["args"], tensors);
+  MadeConfig made = ConfigOfArguments(common.args(), tensors);
   if (!made.json.empty()) return CarryConfig(assembler, std::move(made.json));
   assembler.header().notes.push_back(
       StrCat("no config.json can be made of the job's arguments: ", made.why,

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 #include "formats/megatron/dist_keys.h"
@@ -73,15 +74,25 @@ bool ReadExpert(std::string_view of, std::string_view rest, LocalName& out) {
   return false;
 }
 
+std::vector<std::string_view> NamesOf(const RankChunk& chunk) {
+  std::vector<std::string_view> names;
+  for (const NamedTensor& one : chunk.tensors) names.push_back(one.name);
+  return names;
+}
+
 }  // namespace
 
-LocalNames::LocalNames(const RankChunk& chunk, uint64_t first_layer) : first_layer_(first_layer) {
+LocalNames::LocalNames(const RankChunk& chunk, uint64_t first_layer)
+    : LocalNames(NamesOf(chunk), first_layer) {}
+
+LocalNames::LocalNames(std::span<const std::string_view> tensors, uint64_t first_layer)
+    : first_layer_(first_layer) {
   struct Seen {
     bool norm = false, fused = false, qkv = false;
   };
   std::map<uint64_t, Seen> layers;
-  for (const NamedTensor& one : chunk.tensors) {
-    const auto name = LayeredNameOf(one.name);
+  for (const std::string_view one : tensors) {
+    const auto name = LayeredNameOf(one);
     if (!name) continue;
     Seen& seen = layers[name->layer];
     seen.norm |= name->after == "input_layernorm.weight";

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -42,6 +43,8 @@ class LocalNames {
  public:
   // `first_layer`: the model's number of the chunk's layer 0.  `chunk` is not kept.
   LocalNames(const RankChunk& chunk, uint64_t first_layer);
+  // The same of a module's tensors by their names alone.
+  LocalNames(std::span<const std::string_view> tensors, uint64_t first_layer);
 
   LocalName Of(std::string_view name) const;
 

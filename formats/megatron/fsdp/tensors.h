@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FsdpTensors puts the model's tensors of a directory of --ckpt-format fsdp_dtensor together, as
+// dist_checkpointing would name them: the halves of a gated linear_fc1 are one tensor [gate; up],
+// and the experts of a layer are one tensor of one dimension more.
+//
+// Megatron-FSDP does not use dist_checkpointing's rules, so there are saves in which ranks have
+// written over each other's tensors: biases of experts have the same names on all ranks of expert
+// parallelism.  The arguments say how many experts and layers there must be; a save that lacks one
+// is refused.
+//
+// Thread safety: pure functions.
+// Units: elements.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/tensor/shape.h"
+#include "formats/dcp/metadata.h"
+#include "formats/dcp/stored_state.h"
+#include "formats/megatron/common_state.h"
+
+namespace ckptfs::megatron {
+
+// What a tensor's parts have to agree with, by the job's arguments.
+struct FsdpJob {
+  uint64_t layers = 0;
+  uint64_t experts = 0;  // of a layer; 0: none
+  uint32_t tp = 1;
+  uint32_t etp = 1;    // tensor ranks of an expert
+  bool gated = false;  // --swiglu
+};
+
+// kInvalid names an argument that is not there.
+Result<FsdpJob> FsdpJobOf(const CommonState& common);
+
+struct FsdpTensor {
+  struct Part {
+    std::string stored;     // the parameter's name with the half's ending, as states have it
+    std::string parameter;  // without it, as groups have it
+    dcp::StoredState::Inset inset;
+  };
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  std::vector<Part> parts;
+
+  std::vector<dcp::StoredState::Inset> Insets() const;
+};
+
+// In the order of modules.  kInvalid names a tensor and the rule, kUnsupported what is not known.
+Result<std::vector<FsdpTensor>> FsdpTensorsOf(const dcp::DcpMetadata& metadata, const FsdpJob& job);
+
+}  // namespace ckptfs::megatron
