@@ -127,7 +127,7 @@ class Job:
         self.model = FullyShardedDataParallel(
             config, DistributedDataParallelConfig(
                 use_distributed_optimizer=True, use_megatron_fsdp=True, grad_reduce_in_fp32=True,
-                data_parallel_sharding_strategy=c['strategy'], preserve_fp32_weights=c['masters'],
+                data_parallel_sharding_strategy=c['strategy'], **({} if c['masters'] else {'preserve_fp32_weights': False}),
                 gradient_reduce_div_fusion=False,  # gloo has no PREMUL_SUM
                 num_distributed_optimizer_instances=c['instances']),
             Float16Module(config, net), device=torch.device('cpu'))

@@ -122,8 +122,7 @@ Status FsdpReader::AddWeights(const CommonState& common) {
     if (trained && !IsPlainFloat(tensor.dtype)) {
       return Fail(ErrorCode::kUnsupported,
                   StrCat("'", tensor.name, "' is trained, and saved as ", DTypeName(tensor.dtype),
-                         " without the scales that it needs, and without a master "
-                         "(preserve_fp32_weights)"));
+                         " without the scales that it needs, and without a master"));
     }
     const PlaceParts place = [this, t](Assembler&, AtomIndex atom) {
       return state_.AddInsets(tensors_[t].Insets(), tensors_[t].shape, atom);

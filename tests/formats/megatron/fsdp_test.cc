@@ -343,6 +343,24 @@ TEST_F(FsdpReaderTest, MissingExpertsAndLayersAreRefused) {
   EXPECT_THAT(Refused(), HasSubstr("2 pipeline stages"));
 }
 
+TEST_F(FsdpReaderTest, NamesOfTransformerEnginesModulesAreKept) {
+  Forget("decoder.layers.0");
+  const std::string of = "decoder.layers.0.";
+  Parameter(of + "self_attention.linear_qkv.layer_norm_weight", {4}, 1);
+  Parameter(of + "self_attention.linear_qkv.weight", {12, 4}, 20);
+  Parameter(of + "self_attention.linear_proj.weight", {4, 4}, 300);
+  Parameter(of + "mlp.linear_fc1.layer_norm_weight", {4}, 600);
+  Gated(of + "mlp.linear_fc1.weight", {3, 4}, 1000);
+  Parameter(of + "mlp.linear_fc2.weight", {4, 3}, 2000);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->parameters.size(), 9u);
+  EXPECT_EQ(StoredElements(*step, of + "mlp.linear_fc1.layer_norm_weight", "master"),
+            RampOf(600, 4));
+  EXPECT_EQ(StoredElements(*step, of + "mlp.linear_fc1.weight", "master"),
+            Joined({RampOf(1000, 12), RampOf(1200, 12)}));
+}
+
 TEST_F(FsdpReaderTest, ExpertsBesideTheDecoderAreOneTensorToo) {
   const std::string of = "mtp.layers.0.transformer_layer.mlp.experts.";
   Gated(of + "linear_fc1.weight0", {3, 4}, 20000);
