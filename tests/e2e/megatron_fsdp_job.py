@@ -42,16 +42,17 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
-BASE = {**make_megatron.BASE, 'strategy': 'optim_grads_params', 'instances': 1, 'masters': True}
+BASE = {**make_megatron.BASE, 'strategy': 'optim_grads_params', 'instances': 1, 'masters': True, 'args': True}
 VARIANTS = {
     'dp4': {},
     'tp2': {'tp': 2, 'bias': True, 'groups': 2},
     'tp4': {'tp': 4, 'tied': True, 'channels': 8, 'strategy': 'optim'},
     'ep2': {'ep': 2, 'experts': 4},
     'tp2ep2': {'tp': 2, 'ep': 2, 'etp': 1, 'experts': 4, 'norm': True},
-    'etp2': {'tp': 2, 'ep': 2, 'etp': 2, 'experts': 4, 'bias': True, 'shared': 24, 'strategy': 'optim_grads', 'masters': False},
-    'hsdp': {'instances': 2, 'norm': True, 'channels': 8},
+    'etp2': {'tp': 2, 'ep': 2, 'etp': 2, 'experts': 4, 'bias': True, 'shared': 24, 'strategy': 'optim_grads'},
+    'hsdp': {'instances': 2, 'norm': True, 'channels': 8, 'strategy': 'optim_grads', 'masters': False},
     'new': {'steps': 0},
+    'bridge': {'tp': 2, 'ep': 2, 'etp': 1, 'experts': 4, 'args': False},
 }
 
 
@@ -197,6 +198,8 @@ class Job:
         if args.num_experts:
             state['model'] = transforms.handle_experts_in_state_dict(state['model'], args.num_experts)
         preprocess_state_dict_for_uneven_dtensor(state)
+        if not self.c['args']:  # as Megatron-Bridge, which has the same state but for these
+            del state['args']
         return state
 
 

@@ -10,35 +10,35 @@
 #include "formats/megatron/dist_directory.h"
 #include "formats/megatron/fsdp/keys.h"
 #include "formats/megatron/fsdp/reader.h"
+#include "formats/megatron/fsdp/tensors.h"
 
 namespace ckptfs::megatron {
 namespace {
 
 constexpr std::string_view kFormat = "fsdp_dtensor";
 
-// Every save of Megatron's training has these.
-constexpr std::string_view kObjects[] = {kArguments, "checkpoint_version", "iteration"};
-
-bool HasObjects(const dcp::DcpMetadata& metadata) {
-  return std::ranges::all_of(kObjects, [&](std::string_view name) {
-    return std::ranges::find(metadata.objects, name, &dcp::ObjectEntry::name) !=
-           metadata.objects.end();
-  });
+bool Has(const dcp::DcpMetadata& metadata, std::string_view object) {
+  return std::ranges::find(metadata.objects, object, &dcp::ObjectEntry::name) !=
+         metadata.objects.end();
 }
 
+// The job's own word decides, where it left one.
 Result<bool> IsFsdp(dcp::StoredState& state) {
   const dcp::DcpMetadata& metadata = state.metadata();
   const bool model = std::ranges::any_of(metadata.tensors, [](const dcp::TensorEntry& tensor) {
     return FsdpKeyOf(tensor.name).of == FsdpKey::Of::kModel;
   });
-  if (!model || !HasObjects(metadata)) return false;
+  // Every save has these, whoever's loop trains.
+  const bool counters = Has(metadata, "checkpoint_version") && Has(metadata, "iteration");
+  if (!model || !counters) return false;
+  if (!Has(metadata, kArguments)) return FsdpJobOf(metadata).has_value();
   auto common = ArgumentsOf(state);
   if (!common) {
     const ErrorCode code = common.error().code;
     if (code == ErrorCode::kInvalid || code == ErrorCode::kUnsupported) return false;
     return Fail(std::move(common).error());
   }
-  const PickleRef format = common->ArgumentOf("ckpt_format");
+  const PickleRef format = (*common)->ArgumentOf("ckpt_format");
   return format && format.String() == kFormat;
 }
 

@@ -5,7 +5,7 @@
 // what torch.distributed.checkpoint writes:
 //
 //   args                                          Namespace of the job, whose ckpt_format is
-//                                                 "fsdp_dtensor"
+//                                                 "fsdp_dtensor"; not of Megatron-Bridge's jobs
 //   checkpoint_version, iteration, ...            objects
 //   opt_param_scheduler.<key>
 //   rng_state.(<pp>, <tp>)...                     of each rank
@@ -14,7 +14,8 @@
 //   optimizer.state.<wrappers><name>.<kind>
 //   optimizer.param_to_group_meta.<wrappers><name>.<key>
 //
-// The job's own word for the form is what decides: torch_dcp has the same objects.
+// The job's own word for the form is what decides: torch_dcp has the same objects.  Without
+// arguments the hyper-parameters do, which name every parameter (tensors.h: FsdpJobOf).
 //
 // Thread safety: pure functions.
 

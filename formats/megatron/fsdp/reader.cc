@@ -44,12 +44,14 @@ bool IsPlainFloat(DType dtype) {
 
 }  // namespace
 
-Result<CommonState> ArgumentsOf(dcp::StoredState& state) {
+Result<std::optional<CommonState>> ArgumentsOf(dcp::StoredState& state) {
   const auto& all = state.metadata().objects;
   const auto found = std::ranges::find(all, kArguments, &dcp::ObjectEntry::name);
-  if (found == all.end()) return Refuse("it does not have the object '", kArguments, "'");
+  if (found == all.end()) return std::optional<CommonState>();
   CKPT_ASSIGN_OR_RETURN(auto object, state.OpenObject(static_cast<size_t>(found - all.begin())));
-  return CommonState::OfArguments(std::move(object.file), object.blob);
+  CKPT_ASSIGN_OR_RETURN(CommonState common,
+                        CommonState::OfArguments(std::move(object.file), object.blob));
+  return std::optional(std::move(common));
 }
 
 Result<StepModel> FsdpReader::Read() && {
@@ -60,17 +62,21 @@ Result<StepModel> FsdpReader::Read() && {
   dcp::BesideTensors beside(state_, assembler_, parameters_);
   dcp::ObjectReader objects(state_, beside);
   const auto work = [&]() -> Status {
-    CKPT_ASSIGN_OR_RETURN(const CommonState common, ArgumentsOf(state_));
-    CKPT_ASSIGN_OR_RETURN(const FsdpJob job, FsdpJobOf(common));
+    CKPT_ASSIGN_OR_RETURN(common_, ArgumentsOf(state_));
+    FsdpJob job = FsdpJobOf(state_.metadata()).value_or(FsdpJob());
+    if (common_) {
+      CKPT_ASSIGN_OR_RETURN(job, FsdpJobOf(*common_));
+    }
     CKPT_ASSIGN_OR_RETURN(tensors_, FsdpTensorsOf(state_.metadata(), job));
     FindParts();
-    CKPT_RETURN_IF_ERROR(AddWeights(common));
+    CKPT_RETURN_IF_ERROR(AddWeights());
     if (!options_.weights_only) {
       dict_.optimizers.push_back({.label = "", .what = "the optimizer", .shown = ""});
       AddStates(objects);
       CKPT_RETURN_IF_ERROR(AddGroups(objects));
     }
-    CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf(common.Arguments(), options_, candidate_));
+    const FamilyVariables arguments = common_ ? common_->Arguments() : FamilyVariables();
+    CKPT_ASSIGN_OR_RETURN(dict_.sizes, SizesOf(arguments, options_, candidate_));
     dict_.sizes.recorded.erase("vocab");  // not the tokenizer's, whose last ids it may lack
     dict_.sizes.recorded.erase("vocab_size");
     CKPT_ASSIGN_OR_RETURN(const Settled settled, Settle(dict_, options_, assembler_));
@@ -79,8 +85,8 @@ Result<StepModel> FsdpReader::Read() && {
     }
     CKPT_RETURN_IF_ERROR(AddDocuments(objects));
     LeaveOutRest(objects);
-    FillHeader(common, objects, settled.steps);
-    return CarryFiles(common);
+    FillHeader(objects, settled.steps);
+    return CarryFiles();
   };
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
@@ -113,9 +119,9 @@ void FsdpReader::FindParts() {
 }
 
 // What is of a group is trained: of these `model` has what the optimizer updates.
-Status FsdpReader::AddWeights(const CommonState& common) {
+Status FsdpReader::AddWeights() {
   if (tensors_.empty()) return Refuse("it does not hold the weights of a model");
-  computed_ = ComputedOf(common);
+  if (common_) computed_ = ComputedOf(*common_);
   for (size_t t = 0; t < tensors_.size(); ++t) {
     const FsdpTensor& tensor = tensors_[t];
     const bool trained = !hyper_parameters_.find(tensor.parts.front().parameter)->second.empty();
@@ -365,14 +371,19 @@ void FsdpReader::LeaveOutRest(const dcp::ObjectReader& objects) {
   }
 }
 
-void FsdpReader::FillHeader(const CommonState& common, const dcp::ObjectReader& objects,
-                            std::optional<uint64_t> steps) {
+void FsdpReader::FillHeader(const dcp::ObjectReader& objects, std::optional<uint64_t> steps) {
   StepModel& header = assembler_.header();
   header.framework = "megatron_fsdp";
   header.id = candidate_.id;
   header.iteration = objects.iteration().value_or(candidate_.iteration);
   if (header.iteration == 0) header.iteration = steps.value_or(0);
-  if (const auto layout = LayoutOf(common)) header.layout = *layout;
+  const auto layout = common_ ? LayoutOf(*common_) : std::nullopt;
+  if (layout) header.layout = *layout;
+  if (!common_) {
+    header.notes.push_back(
+        "the job's arguments are not there: weights are in the type in which they are trained, and "
+        "sizes are not known (--hf-config, --family-set)");
+  }
   if (!masters_.empty()) {
     header.notes.push_back(StrCat("the weights are not saved in ", DTypeName(*computed_),
                                   ", which the job computes with: they are the masters, cast, as "
@@ -380,11 +391,11 @@ void FsdpReader::FillHeader(const CommonState& common, const dcp::ObjectReader& 
   }
 }
 
-Status FsdpReader::CarryFiles(const CommonState& common) {
+Status FsdpReader::CarryFiles() {
   const auto root = RootBelow(candidate_.root, candidate_.save);
   CKPT_ASSIGN_OR_RETURN(const ModelFiles files,
                         CarryModelFiles(assembler_, root, candidate_.Prefix()));
-  if (files.config() == nullptr) CarryConfigOf(common, dict_.tensors, assembler_);
+  if (files.config() == nullptr && common_) CarryConfigOf(*common_, dict_.tensors, assembler_);
   return CarryOwnFiles(assembler_, candidate_);
 }
 

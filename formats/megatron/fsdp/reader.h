@@ -31,9 +31,9 @@
 
 namespace ckptfs::megatron {
 
-// The job's arguments.  kInvalid where the object is not there, or is something else.
-// BLOCKS: on reading it.
-Result<CommonState> ArgumentsOf(dcp::StoredState& state);
+// The job's arguments; nothing where there are none.  kInvalid if they are something else.
+// BLOCKS: on reading them.
+Result<std::optional<CommonState>> ArgumentsOf(dcp::StoredState& state);
 
 class FsdpReader {
  public:
@@ -52,7 +52,7 @@ class FsdpReader {
   using Parts = std::vector<std::optional<dcp::KeyedEntry>>;
 
   void FindParts();
-  Status AddWeights(const CommonState& common);
+  Status AddWeights();
   void AddStates(dcp::ObjectReader& objects);
   std::string AddState(size_t tensor, const std::string& kind, const Parts& parts,
                        dcp::ObjectReader& objects);
@@ -62,14 +62,14 @@ class FsdpReader {
   Status AddDocuments(dcp::ObjectReader& objects);
   void LeaveOutRest(const dcp::ObjectReader& objects);
   void LeaveOutOfOptimizer(std::string what, std::string why);
-  void FillHeader(const CommonState& common, const dcp::ObjectReader& objects,
-                  std::optional<uint64_t> steps);
-  Status CarryFiles(const CommonState& common);
+  void FillHeader(const dcp::ObjectReader& objects, std::optional<uint64_t> steps);
+  Status CarryFiles();
 
   const StepCandidate& candidate_;
   const SourceOptions& options_;
   dcp::StoredState& state_;
   Assembler& assembler_;
+  std::optional<CommonState> common_;
   std::vector<FsdpTensor> tensors_;
   std::map<std::string, PartPlace, std::less<>> places_;  // by Part::stored
   // Hyper-parameters by Part::parameter.

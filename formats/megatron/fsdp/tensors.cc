@@ -65,13 +65,14 @@ bool IsOfSeveralProjections(std::string_view name) {
 // gate, up, gate, up.
 Status CheckOrder(std::string_view name, const FsdpJob& job) {
   const bool expert = name.find(".mlp.experts.") != name.npos;
-  const uint32_t ranks = expert ? job.etp : job.tp;
+  const auto ranks = expert ? job.etp : job.tp;
   if (ranks == 1) return {};
   const bool gated =
       job.gated && IsHalvable(name) && (name.starts_with(kDecoder) || name.starts_with("mtp."));
   if (!gated && !IsOfSeveralProjections(name)) return {};
   return Fail(ErrorCode::kUnsupported,
-              StrCat("'", name, "' is in one tensor, in which the rows of ", ranks,
+              StrCat("'", name, "' is in one tensor, in which the rows of ",
+                     ranks ? std::to_string(*ranks) : "any number of",
                      " tensor-parallel ranks are one behind the other, each rank's of several "
                      "projections; save with a core that splits it (0.16 and later: linear_fc1; "
                      "0.18 and later: projections of linear attention)"));
@@ -130,7 +131,7 @@ LocalName NameOf(const LocalNames& names, const std::string& name) {
 // All experts of a layer, in one tensor.
 Result<FsdpTensor> ExpertsOf(const std::string& name, std::vector<Expert> experts,
                              const HeldByName& held, const dcp::DcpMetadata& metadata,
-                             const FsdpJob& job) {
+                             const FsdpJob& job, uint64_t count) {
   std::ranges::sort(experts, {}, &Expert::number);
   FsdpTensor out{name, DType::kF32, {}, {}};
   for (size_t i = 0; i < experts.size(); ++i) {
@@ -141,7 +142,7 @@ Result<FsdpTensor> ExpertsOf(const std::string& name, std::vector<Expert> expert
     CKPT_ASSIGN_OR_RETURN(auto parts, PartsOf(experts[i].name, held.find(experts[i].name)->second,
                                               metadata, job, unit));
     Shape whole = unit;
-    whole.insert(whole.begin(), job.experts);
+    whole.insert(whole.begin(), count);
     const DType dtype = metadata.tensors[parts.front().inset.tensor].dtype;
     if (i > 0 && (whole != out.shape || dtype != out.dtype)) {
       return Refuse("'", experts[i].name, "' does not have the shape and type of expert 0's");
@@ -153,9 +154,9 @@ Result<FsdpTensor> ExpertsOf(const std::string& name, std::vector<Expert> expert
       out.parts.push_back(std::move(part));
     }
   }
-  if (experts.size() != job.experts) {
-    return Refuse("'", name, "' is there of ", experts.size(),
-                  " experts, but the arguments say num_experts ", job.experts,
+  if (experts.size() != count) {
+    return Refuse("'", name, "' is there of ", experts.size(), " experts, but ",
+                  job.experts ? "the arguments say num_experts " : "others are of ", count,
                   " (ranks of expert parallelism give biases the same names, and save over each "
                   "other)");
   }
@@ -171,7 +172,7 @@ Status CheckLayers(const std::vector<FsdpTensor>& tensors, const FsdpJob& job) {
   }
   for (const auto& [before, layers] : blocks) {
     const bool decoder = before == kDecoder;
-    const uint64_t count = decoder ? job.layers : *layers.rbegin() + 1;
+    const uint64_t count = decoder && job.layers ? *job.layers : *layers.rbegin() + 1;
     if (layers.size() == count && *layers.rbegin() + 1 == count) continue;
     return Refuse("'", before, "' has ", layers.size(), " layers, the last with the number ",
                   *layers.rbegin(), ", of ", count);
@@ -189,9 +190,10 @@ Result<FsdpJob> FsdpJobOf(const CommonState& common) {
   }
   job.layers = static_cast<uint64_t>(*layers);
   const auto experts = common.Argument("num_experts");
-  if (experts && *experts > 0) job.experts = static_cast<uint64_t>(*experts);
-  if (job.experts > kMaxNumber)
-    return Refuse("the arguments say num_experts ", job.experts, ", more than ", kMaxNumber);
+  job.experts = experts && *experts > 0 ? static_cast<uint64_t>(*experts) : 0;
+  if (*job.experts > kMaxNumber) {
+    return Refuse("the arguments say num_experts ", *job.experts, ", more than ", kMaxNumber);
+  }
   const auto degree = [&](std::string_view name) -> std::optional<uint32_t> {
     const auto said = common.Argument(name);
     if (!said || *said <= 0 || *said >= (1 << 16)) return std::nullopt;
@@ -208,8 +210,34 @@ Result<FsdpJob> FsdpJobOf(const CommonState& common) {
                   "have the same names");
   }
   job.tp = *tp;
-  job.etp = degree("expert_tensor_parallel_size").value_or(job.tp);
+  job.etp = degree("expert_tensor_parallel_size").value_or(*tp);
   job.gated = common.Flag("swiglu");
+  return job;
+}
+
+std::optional<FsdpJob> FsdpJobOf(const dcp::DcpMetadata& metadata) {
+  std::set<std::string_view> model, groups, owners;
+  const auto add = [&](std::string_view name, bool object) {
+    const FsdpKey key = FsdpKeyOf(name);
+    if (key.of == FsdpKey::Of::kModel && !object) model.insert(key.name);
+    if (key.of == FsdpKey::Of::kGroup) groups.insert(key.name);
+    if (key.of == FsdpKey::Of::kState) owners.insert(key.name);
+  };
+  for (const auto& tensor : metadata.tensors) add(tensor.name, false);
+  for (const auto& object : metadata.objects) add(object.name, true);
+  if (groups.empty()) return std::nullopt;
+  FsdpJob job;
+  std::set<std::string_view> said;  // parameters of the model
+  for (const std::string_view name : model) {
+    const HalvedName of = HalvedNameOf(name);
+    said.insert(of.name);
+    if (of.half == FsdpHalf::kAll) continue;
+    if (!groups.contains(of.name) || groups.contains(name)) return std::nullopt;
+    job.gated = true;
+  }
+  const auto known = [&](std::string_view name) { return said.contains(name); };
+  const auto has = [&](std::string_view name) { return model.contains(name); };
+  if (!std::ranges::all_of(groups, known) || !std::ranges::all_of(owners, has)) return std::nullopt;
   return job;
 }
 
@@ -246,8 +274,11 @@ Result<std::vector<FsdpTensor>> FsdpTensorsOf(const dcp::DcpMetadata& metadata,
     CKPT_RETURN_IF_ERROR(ElementCount(tensor.shape));
     out.push_back(std::move(tensor));
   }
+  uint64_t most = 0;
+  for (const auto& [name, of] : experts) most = std::max<uint64_t>(most, of.size());
   for (auto& [name, of] : experts) {
-    CKPT_ASSIGN_OR_RETURN(FsdpTensor tensor, ExpertsOf(name, std::move(of), held, metadata, job));
+    CKPT_ASSIGN_OR_RETURN(FsdpTensor tensor, ExpertsOf(name, std::move(of), held, metadata, job,
+                                                       job.experts.value_or(most)));
     out.push_back(std::move(tensor));
   }
   for (const FsdpTensor& tensor : out) {

@@ -7,7 +7,8 @@
 // Megatron-FSDP does not use dist_checkpointing's rules, so there are saves in which ranks have
 // written over each other's tensors: biases of experts have the same names on all ranks of expert
 // parallelism.  The arguments say how many experts and layers there must be; a save that lacks one
-// is refused.
+// is refused.  Without arguments all layers must have as many experts, and no layer may be missing
+// between others.
 //
 // Thread safety: pure functions.
 // Units: elements.
@@ -15,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,17 +28,20 @@
 
 namespace ckptfs::megatron {
 
-// What a tensor's parts have to agree with, by the job's arguments.
+// What a tensor's parts have to agree with.
 struct FsdpJob {
-  uint64_t layers = 0;
-  uint64_t experts = 0;  // of a layer; 0: none
-  uint32_t tp = 1;
-  uint32_t etp = 1;    // tensor ranks of an expert
-  bool gated = false;  // --swiglu
+  // By the arguments; nothing where there are none.
+  std::optional<uint64_t> layers, experts;  // experts of a layer; 0: it has none
+  std::optional<uint32_t> tp, etp;          // etp: tensor ranks of an expert
+  bool gated = false;
 };
 
 // kInvalid names an argument that is not there.
 Result<FsdpJob> FsdpJobOf(const CommonState& common);
+// The same of a save without arguments, where the optimizer's hyper-parameters, which name each
+// parameter as the module does, agree with all names of the model: a half's parameter is among
+// them, and the half is not.  Nothing where they do not.
+std::optional<FsdpJob> FsdpJobOf(const dcp::DcpMetadata& metadata);
 
 struct FsdpTensor {
   struct Part {

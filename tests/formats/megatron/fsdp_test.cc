@@ -186,7 +186,7 @@ class FsdpReaderTest : public testing::Test {
 
   Result<StepModel> Read() {
     DcpMaker made = made_;
-    made.AddObject("args", ArgumentsArchive(args_), kOneFile, {"args"});
+    if (!args_.empty()) made.AddObject("args", ArgumentsArchive(args_), kOneFile, {"args"});
     made.AddObject("checkpoint_version", dcp::NumberArchive(3), kOneFile, {"checkpoint_version"});
     made.AddObject("iteration", dcp::NumberArchive(9), kOneFile, {"iteration"});
     made.AddObject("rng_state.(0, 0).0", dcp::NumberArchive(1), kOneFile,
@@ -289,6 +289,42 @@ TEST_F(FsdpReaderTest, WithoutTheJobsWordItIsNotTheForm) {
     ASSERT_TRUE(step) << step.error().message;
     EXPECT_EQ(step->framework, "dcp");
   }
+}
+
+// Megatron-Bridge does not save arguments.
+TEST_F(FsdpReaderTest, WithoutArgumentsHyperParametersTellTheForm) {
+  args_.clear();
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->framework, "megatron_fsdp");
+  const std::string fc1 = "decoder.layers.0.mlp.experts.experts.linear_fc1.weight";
+  EXPECT_EQ(StoredElements(*step, fc1, "weight"),
+            Joined({RampOf(10000, 12), RampOf(10200, 12), RampOf(11000, 12), RampOf(11200, 12)}));
+  EXPECT_TRUE(step->FindAtom(*step->FindParameter(fc1), "exp_avg"));
+  EXPECT_EQ(step->groups.size(), 2u);
+}
+
+TEST_F(FsdpReaderTest, WithoutArgumentsAHalfThatIsAParameterIsNotAHalf) {
+  args_.clear();
+  Forget(StrCat(kOfGroup, Expert(0, "linear_fc1")));
+  for (const char* half : {"_w", "_v"}) Hyper(Expert(0, "linear_fc1") + half);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->framework, "dcp");
+}
+
+TEST_F(FsdpReaderTest, WithoutArgumentsAStrangerMakesItAnotherForm) {
+  args_.clear();
+  Hyper("decoder.layers.0.nobody.weight");
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->framework, "dcp");
+}
+
+TEST_F(FsdpReaderTest, WithoutArgumentsAllTensorsOfExpertsAreOfAsMany) {
+  args_.clear();
+  Forget(Expert(1, "linear_fc2"));
+  EXPECT_THAT(Refused(), HasSubstr("is there of 1 experts, but others are of 2"));
 }
 
 // ---- what is refused, and what is left out alone ---------------------------------------
