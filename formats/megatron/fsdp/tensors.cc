@@ -75,7 +75,7 @@ Status CheckOrder(std::string_view name, const FsdpJob& job) {
                      ranks ? std::to_string(*ranks) : "any number of",
                      " tensor-parallel ranks are one behind the other, each rank's of several "
                      "projections; save with a core that splits it (0.16 and later: linear_fc1; "
-                     "0.18 and later: projections of linear attention)"));
+                     "0.18 and later: linear attention)"));
 }
 
 // The parts of one name; `unit` becomes the shape that they make up.
