@@ -201,10 +201,8 @@ Status RankFilesReader::CheckAlike() const {
   if (const auto uneven = first_uneven(true); uneven != said.end()) {
     return Refuse(
         "only ", uneven->second, " of ", uneven->first.second,
-        " ranks that must hold "
-        "the "
-        "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
-        "they are averaged");
+        " ranks that must hold the same bytes do: replicas came apart (local SGD, a step within "
+        "no_sync()?); save when they are averaged, the optimizer's states too");
   }
   return {};
 }

@@ -251,6 +251,10 @@ std::string SnapshotsText(const TopTree& snapshots) {
                  last == std::string_view("/last_drop") ? "" : "durable: ", Printable(line), "\n");
     }
   }
+  if (const std::string fails = TextAt(snapshots, "/last_failure"); !fails.empty()) {
+    text +=
+        StrCat("             the store did not take ", Printable(fails), "; it is tried again\n");
+  }
   text += LinesText(At(snapshots, "/steps"));
   if (snapshots.contains("spool")) {
     text += SpoolText(At(snapshots, "/spool"));

@@ -67,6 +67,7 @@ Result<Descriptor> SignalDescriptor() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f` a write fails, as on a full disk
   ::signal(SIGCHLD,
            SIG_DFL);  // whoever started us may have ignored it: no child could be waited for
   Descriptor signal_events(::signalfd(-1, &signals, SFD_CLOEXEC));

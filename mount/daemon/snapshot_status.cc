@@ -38,6 +38,7 @@ Json ToJson(const ReceiverStatus& status) {
       {"unproved", status.saves.unproved},
       {"last_durable", status.saves.last_durable},
       {"last_drop", status.saves.last_drop},
+      {"last_failure", status.saves.last_failure},
       {"steps", status.steps}};
 }
 

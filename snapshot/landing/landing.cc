@@ -275,6 +275,10 @@ void Landing::Failed(Save& save, Error error) {
     Say(StrCat("snapshot ", save.title(), " stays in ",
                disk ? "the spool: " : "memory: ", error.message));
   }
+  {
+    MutexLock lock(mutex_);
+    status_.last_failure = StrCat(save.title(), ": ", error.message);
+  }
   const bool ends = save.all_here() ? ending_ : worlds_ending_;
   if (ends && Leaves(save)) return;
   // A name that another's run has is not free again.
@@ -357,6 +361,7 @@ void Landing::Tally(const std::string& title, Clock::time_point first, LandingEv
   if (done) {
     ++status_.durable;
     status_.last_durable = title;
+    status_.last_failure.clear();
     status_.durable_seconds += SecondsSince(first);
     const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
     status_.last_durable_ns = std::chrono::nanoseconds(since_1970).count();

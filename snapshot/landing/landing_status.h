@@ -30,6 +30,9 @@ struct LandingStatus {
   uint64_t unproved = 0;
   std::string last_durable;
   std::string last_drop;
+  // "run/7: No space left on device": why the store did not take a save that waits for it; empty
+  // once it has taken one.
+  std::string last_failure;
   // "run/7: waiting for ranks 2-3", for each of which other daemons have ranks.
   std::vector<std::string> steps;
 };

@@ -33,9 +33,9 @@ inline constexpr std::string_view kWritten =
 inline constexpr std::string_view kNoRoom =
     "the arena is full of steps that are still being written";
 inline constexpr std::string_view kMakesRoom =
-    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool (a "
-    "tier "
-    "on a local disk), fewer saves, or full='wait' would help";
+    ": the store takes them more slowly than the job saves, or has no space or fails, which "
+    "`ckptfs status` tells; more slots=, a daemon with --spool (a tier on a local disk), fewer "
+    "saves, or full='wait' would help a slow one";
 
 struct SaveJob {
   using Clock = std::chrono::steady_clock;

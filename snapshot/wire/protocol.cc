@@ -208,6 +208,11 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
       return incoming;
     }
     if (descriptor && (in.msg_flags & MSG_CTRUNC) != 0) {
+      if (!passed.valid()) {  // as of one that had to be left out
+        return Fail(ErrorCode::kExhausted,
+                    "snapshots: a descriptor that was passed could not be taken: too many open "
+                    "files (ulimit -n)");
+      }
       return Fail(ErrorCode::kInvalid, "snapshots: a message with more descriptors than one");
     }
     if ((in.msg_flags & MSG_TRUNC) != 0) {

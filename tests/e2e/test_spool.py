@@ -19,6 +19,11 @@ def spool_of(ckptfs):
                 if 'snapshots' in one['status'])
 
 
+def saves_of(ckptfs):
+    """Returns what it says of all saves."""
+    return next(one['status']['snapshots'] for one in status(ckptfs) if 'snapshots' in one['status'])
+
+
 def files_of(spool):
     """The files below a spool."""
     return sorted(name for _, _, names in os.walk(spool) for name in names)
@@ -173,8 +178,11 @@ def test_a_disk_without_room_is_done_without(ckptfs, job, tmp_path):
         wait_until(lambda: spool_of(ckptfs)['failed'] == 1, 'the failure', daemon)
         seen = spool_of(ckptfs)
         assert 'No space left' in seen['last_failure'] and seen['saves'] == 0, seen
+        wait_until(lambda: saves_of(ckptfs)['last_failure'], 'the failure of the store', daemon)
+        assert 'the store did not take job/0: ' in ckptfs.run('status', '--store', ckptfs.store).stdout
         os.unlink(block)
         assert trainer.durable(0)
+        assert saves_of(ckptfs)['last_failure'] == ''
         assert durable_steps(ckptfs) == ['0'] and files_of(disk) == ['format']
         trainer.end()
         daemon.terminate()

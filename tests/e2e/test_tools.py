@@ -176,7 +176,8 @@ def of(*keys):
     return pytest.mark.parametrize('job', keys, ids=lambda one: '-'.join(map(str, one)), indirect=True)
 
 
-LONG = [('lightning', 'zero3', 2)]
+LONG = [('lightning', 'zero3', 2), ('lightning', 'fsdp1full', 2), ('lightning', 'fsdp2full', 2), ('accelerate', 'fsdp2full', 2),
+        ('accelerate', 'zero1', 1)]
 OF_ALL = of(*(key for key in MADE if key not in LONG or os.environ.get('CKPTFS_LONG')))
 ROUNDED = 1e-4  # losses may differ by it where sums have another order; a wrong moment or rate moves it by more
 FULL = ('trainer', 'fsdp2full', 2)

@@ -14,6 +14,19 @@ from daemon import Ckptfs, fail_on_reports  # noqa: E402
 GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
 
 
+def pytest_addoption(parser):
+    parser.addoption('--part', default='1/1', help='N/M: the N-th of M parts; every test is in one of them')
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests of one function stay together, functions take turns."""
+    part, parts = map(int, config.getoption('--part').split('/'))
+    turn = {name: number for number, name in enumerate(dict.fromkeys((one.path, one.function) for one in items))}
+    mine = [turn[one.path, one.function] % parts == part - 1 for one in items]
+    config.hook.pytest_deselected(items=[one for one, kept in zip(items, mine) if not kept])
+    items[:] = [one for one, kept in zip(items, mine) if kept]
+
+
 @pytest.fixture(autouse=True)
 def no_sanitizer_reports():
     """No sanitizer may complain in a process that a test starts."""

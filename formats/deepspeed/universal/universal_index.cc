@@ -60,7 +60,10 @@ class Collector {
       const Relation relation = step_.atom(index).relation;
       if (kind == "fp32" || (kind == "step" && relation != Relation::kScalar)) {
         return Fail(Error{ErrorCode::kUnsupported,
-                          StrCat("optimizer state '", kind, "' has a reserved file name")}
+                          kind == "step"
+                              ? std::string("the count of its steps is a tensor, and an "
+                                            "engine takes a number")
+                              : StrCat("optimizer state '", kind, "' has a reserved file name")}
                         .OfParameter(name));
       }
       // No reader asks for other states (CheckDemands), or its optimizer computes them anew.
