@@ -446,6 +446,23 @@ void Reader::NoteFolders(const ModelFiles& carried) {
       StrCat("folders beside the model that are not taken: ", list));
 }
 
+// A save of another form leaves the files of the one before, which loaders may take first.
+Status Reader::LeaveOutNewerWeights() {
+  const std::string& taken = files_.index.empty() ? files_.weights.front() : files_.index;
+  std::vector<std::string> names = files_.others;
+  std::erase(names, taken);
+  const auto other = ChooseWeights(names);
+  if (!other || !*other || (*other)->adapter || !(*other)->variant.empty()) return {};
+  const std::string& name = (*other)->file;
+  CKPT_ASSIGN_OR_RETURN(const auto mine, StatIfThere(*StepRoot(), files_.prefix + taken));
+  CKPT_ASSIGN_OR_RETURN(const auto theirs, StatIfThere(*StepRoot(), files_.prefix + name));
+  if (!mine || !theirs || theirs->stamp.mtime_ns <= mine->stamp.mtime_ns) return {};
+  LeaveOut(assembler_.header(), {LeftOutPart::kModel, StrCat("'", name, "'"),
+                                 StrCat("it is newer than ", taken, ", which loaders take first"),
+                                 StrCat("if ", taken, " is of an earlier save, remove it")});
+  return {};
+}
+
 // PEFT saves a model's adapters but the first below the first one's.
 Status Reader::LeaveOutAdapters() {
   for (const std::string& folder : files_.folders) {
@@ -470,6 +487,7 @@ Status Reader::CarryFiles() {
   }
   NoteFolders(carried);
   CKPT_RETURN_IF_ERROR(LeaveOutAdapters());
+  CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());
   const ReadersSoFar readers(assembler_.header());
   for (const std::string& name : files_.others) {
     const auto readable = readers.MayRead(*StepRoot(), files_.prefix + name);

@@ -78,6 +78,7 @@ class Reader {
   Status SettleAll();
   Status CarryFiles();
   Status LeaveOutAdapters();
+  Status LeaveOutNewerWeights();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();
   void KeepFiles();

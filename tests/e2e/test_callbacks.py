@@ -74,7 +74,7 @@ def test_an_average_that_lightning_saves_is_the_average(ckptfs, tmp_path):
     stock = ModelCheckpoint(dirpath=tmp_path / 'stock', every_n_train_steps=4)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 8)))
     pl.Trainer(max_steps=4, accelerator='cpu', logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-               callbacks=[EMAWeightAveraging(decay=.5), stock, callbacks.SnapshotCallback(ckptfs.store, 'job', 4)]).fit(Net(), data)
+               callbacks=[callbacks.SnapshotCallback(ckptfs.store, 'job', 4), EMAWeightAveraging(decay=.5), stock]).fit(Net(), data)
     made = str(tmp_path / 'ours.ckpt')
     callback_trainer.when_durable(lambda: callbacks.checkpoint(f'ckptfs://{ckptfs.store}/job/4', made))
     ours, theirs = (torch.load(path, weights_only=False) for path in (made, stock.best_model_path))

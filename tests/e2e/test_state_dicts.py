@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from daemon import step_of
@@ -307,3 +307,17 @@ def test_adapters_beside_others_are_named(ckptfs, tmp_path):
     save_file(PLAIN, step / 'model.safetensors', metadata={'format': 'pt'})
     said = ckptfs.adopt(tmp_path / 'out', extra=['--refresh']).stderr
     assert "left out: 'adapter_model.safetensors': it is an adapter (PEFT) beside a whole model" in said
+
+
+def test_newer_weights_of_another_form_are_named(ckptfs, tmp_path):
+    """save_pretrained with shards over a whole file leaves that, and loaders take it first."""
+    own = tmp_path / 'run' / 'model'
+    own.mkdir(parents=True)
+    for shard, name in enumerate(('model.safetensors', 'model-00001-of-00001.safetensors')):
+        save_file({'a.weight': torch.full((4, 4), float(shard))}, own / name)
+    index = own / 'model.safetensors.index.json'
+    index.write_text(json.dumps({'metadata': {}, 'weight_map': {'a.weight': 'model-00001-of-00001.safetensors'}}))
+    os.utime(own / 'model.safetensors', (1_700_000_000, 1_700_000_000))
+    assert "left out: 'model.safetensors.index.json': it is newer than model.safetensors" in ckptfs.adopt(own).stderr
+    os.utime(index, (1_600_000_000, 1_600_000_000))
+    assert 'left out' not in ckptfs.adopt(own, extra=['--refresh']).stderr

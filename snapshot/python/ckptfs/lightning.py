@@ -120,6 +120,14 @@ class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
         """While a training runs."""
         return self._late.snap
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Behind all callbacks but Lightning's checkpoints, as Lightning places those: what others
+        do at the end of a batch (averages) is done when it saves."""
+        others = [one for one in trainer.callbacks if one is not self]
+        own = PACKAGE.callbacks.Checkpoint
+        at = next((i for i, one in enumerate(others) if isinstance(one, own)), len(others))
+        trainer.callbacks = [*others[:at], self, *others[at:]]  # anew: a loop goes over the list
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The strategy has wrapped what it trains.  Collective."""
         documents = {
