@@ -132,9 +132,8 @@ Result<std::vector<size_t>> ChooseCopies(const ParameterCopies& copies, const st
   }
   if (one) return trained;
   return Fail(Error{ErrorCode::kInvalid,
-                    StrCat("'", name,
-                           "': pipeline stages hold it with different values, and their moments do "
-                           "not tell which one is trained")}
+                    "pipeline stages hold it with different values, and their moments do not tell "
+                    "which one is trained"}
                   .OfParameter(name));
 }
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
@@ -91,3 +92,15 @@ def test_a_mount_that_follows_tells_it_too(ckptfs, tmp_path):
     said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', output,
                       ckptfs.mountpoint()).stderr
     assert said.count('--parameter-order FILE') == 1
+
+
+def test_parts_of_two_saves_are_refused_by_name(ckptfs, tmp_path):
+    """A directory that was saved into with sharded states before, and without them now."""
+    model = nn.Linear(4, 4)
+    own = tmp_path / 'run' / 'step_5'
+    dcp.save({'model': model.state_dict()}, checkpoint_id=own / 'pytorch_model_fsdp_0', no_dist=True)
+    torch.save({'step': 0}, own / 'random_states_0.pkl')
+    assert ckptfs.adopt(own).returncode == 0
+    torch.save(torch.optim.AdamW(model.parameters()).state_dict(), own / 'optimizer.bin')
+    refused = ckptfs.adopt(own, check=False)
+    assert refused.returncode == 4 and 'optimizer.bin lies beside sharded states of an optimizer: parts of two saves' in refused.stderr

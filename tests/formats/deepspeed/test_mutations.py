@@ -278,7 +278,10 @@ def test_masters_and_moments_however_they_are_laid_out(copy, variant, change):
         replace(path, content)
         holder[key] = old
         problem = outcome(save, variant, path, contents)
-        if not problem and change in ('offset', 'longer_storage') and atoms(save)[0] is None:
+        taken, error = atoms(save)
+        # Other values in one stage's file are another embedding than the other stage's.
+        apart = taken is None and variant == 'tp2_pp2' and 'pipeline stages hold it with different values' in error
+        if not problem and change in ('offset', 'longer_storage') and taken is None and not apart:
             problem = 'refused, though nothing is in its way'
         if problem:
             wrong.append((what, problem))
