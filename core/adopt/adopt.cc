@@ -136,6 +136,7 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
     CKPT_ASSIGN_OR_RETURN(OwnedStep taken, TakeFiles(store, step, std::move(model), options));
     model = std::move(taken.model);
     hold = std::move(taken.hold);
+    CKPT_RETURN_IF_ERROR(store.PutChunkLists(model));
   }
   const std::string id = model.id;
   PublishRequest wanted;

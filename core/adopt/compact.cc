@@ -202,6 +202,7 @@ Status Compaction::FillBlobs(const WrittenPlans& written) {
     Blob& blob = plan_.model.blobs[plan_.blobs[i]];
     blob.chunk_bytes = kChunkBytes;
     blob.chunks = written.chunks[i];
+    blob.chunk_list = {};                   // what the source has lies elsewhere
     if (i >= plan_.packed_files) continue;  // it is the source's
     CKPT_ASSIGN_OR_RETURN(const auto file,
                           OpenLocalFile(StrCat(report_.directory, "/", plan_.files[i].path)));
@@ -212,6 +213,7 @@ Status Compaction::FillBlobs(const WrittenPlans& written) {
 
 Status Compaction::Publish() {
   plan_.SetDirectory(report_.directory);
+  CKPT_RETURN_IF_ERROR(store_.PutChunkLists(plan_.model));
   CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, store_.Render(plan_.model, record_.unpacked));
   CKPT_ASSIGN_OR_RETURN(report_.record, store_.Replace(record_, plan_.model, rendered));
   report_.done = true;

@@ -53,6 +53,14 @@ Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file) {
   return std::move(digester).Finish();
 }
 
+Digest DigestOfChunks(std::span<const Digest> chunks) { return DigestOf(std::as_bytes(chunks)); }
+
+bool HasChunks(const Blob& blob, std::span<const Digest> found) {
+  if (blob.chunk_list == Digest{}) return std::ranges::equal(blob.chunks, found);
+  return found.size() == ChunkCount(blob.stamp.size, blob.chunk_bytes) &&
+         DigestOfChunks(found) == blob.chunk_list;
+}
+
 std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found) {
   if (blob.chunks.size() != found.size()) {
     return StrCat(found.size(), " chunks, recorded ", blob.chunks.size());

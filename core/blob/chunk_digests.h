@@ -6,10 +6,10 @@
 //             none of an empty blob
 //   digest  = XXH3-128 of the chunk
 //
-// 256 KiB: the digests are 64 bytes per MiB (1/16,384), so that a manifest, which
-// is held in memory and ends at 2 GiB, has room for those of 32 TiB; at 64 KiB they
-// would be four times as many.  A chunk is still no more than one request of a
-// storage that is far away, and what a defect is narrowed down to.
+// 256 KiB: the digests are 64 bytes per MiB (1/16,384); at 64 KiB they would be four
+// times as many.  A chunk is still no more than one request of a storage that is far
+// away, and what a defect is narrowed down to.  A file beside the blob has them, but of
+// the smallest (chunk_list.h).
 //
 // Thread safety: one ChunkDigester per blob and thread.
 // Units: bytes.
@@ -56,8 +56,14 @@ std::vector<Digest> ChunkDigestsOf(std::string_view bytes);
 // kDataLoss if the file becomes shorter.  BLOCKS: on reading all of it.
 Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file);
 
+// The digest of a blob's digests, as their file has them (chunk_list.h).
+Digest DigestOfChunks(std::span<const Digest> chunks);
+
+// True if all of the blob's chunks have these digests.
+bool HasChunks(const Blob& blob, std::span<const Digest> found);
+
 // Says what is wrong with the first chunk whose digest is not the recorded one;
-// empty if nothing is.
+// empty if nothing is.  REQUIRES (both): blob.chunks.
 std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found);
 // The same of `found` alone, which are those from byte `begin` on.
 // REQUIRES: the blob has as many from there on; begin is a multiple of its chunk_bytes.

@@ -47,7 +47,7 @@ Result<bool> HoldsChunks(const File& file, const Blob& blob, const std::function
     digester.Add(bytes);
     return go_on();
   }));
-  return FirstWrongChunk(blob, std::move(digester).Finish()).empty();
+  return HasChunks(blob, std::move(digester).Finish());
 }
 
 }  // namespace

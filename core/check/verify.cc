@@ -12,6 +12,7 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/check/weight_check.h"
 #include "core/model/read_blobs.h"
 #include "core/view/plan.h"
@@ -88,6 +89,9 @@ class Verification {
   Result<uint64_t> ListWeights(std::vector<uint8_t>& read);
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
+  // What is wrong with the blob, whose chunks have these digests; empty if nothing is.  A file of
+  // digests that is missing or damaged is a defect of its own.
+  std::string WrongChunks(BlobIndex index, std::span<const Digest> found);
   RecordSums SumsOf(BlobIndex index);
   // True if no record is wrong; defects say which.
   bool CompareSums(BlobIndex index, const RecordSums& sums);
@@ -211,6 +215,23 @@ bool Verification::CompareSums(BlobIndex index, const RecordSums& sums) {
   return good;
 }
 
+std::string Verification::WrongChunks(BlobIndex index, std::span<const Digest> found) {
+  const Blob& blob = step_.blob(index);
+  if (blob.chunk_list == Digest{}) return FirstWrongChunk(blob, found);
+  const bool whole = HasChunks(blob, found);
+  auto list = ReadChunkList(blobs_.RootOf(index), blob);
+  if (!list) {
+    const std::string path = blobs_.RootOf(index).PathOf(ChunkListPath(blob));
+    Defect(path, StrCat(WithoutSubject(list.error().message, path),
+                        whole ? "; all bytes of that file are what was stored" : ""));
+  }
+  if (whole) return {};
+  if (!list) return "its bytes are not what was stored, and nothing tells which of them";
+  Blob listed = blob;
+  listed.chunks = *std::move(list);
+  return FirstWrongChunk(listed, found);
+}
+
 Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   const Blob& blob = step_.blob(index);
   const std::string path = blobs_.PathOf(index);
@@ -238,7 +259,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   }
   const bool summed = CompareSums(index, sums);
   const Digest digest = content.Finish();
-  std::string wrong = by_chunks ? FirstWrongChunk(blob, std::move(chunks).Finish()) : "";
+  std::string wrong = by_chunks ? WrongChunks(index, std::move(chunks).Finish()) : "";
   if (wrong.empty() && blob.content != Digest{} && blob.content != digest) {
     wrong = StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex());
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VerifyStep reads everything a step refers to: every byte of every blob
-// (compared with the digests that are recorded of it or of its chunks, and with
-// the checksums that the file itself holds), every element of
+// (compared with the digests that are recorded of it or of its chunks, those in a
+// file beside it among them, and with the checksums that the file itself holds), every element of
 // every atom through the plan reader (averages computed), all copies of
 // replicated atoms against each other, stored weights against their stored
 // masters, and, on request, every float for NaN and infinity.

@@ -87,7 +87,10 @@ Status CheckDirectory(const std::string& directory) {
 // The files are there, of the sizes that the record says.  Their bytes are compared when they
 // are copied.
 Status CheckFiles(const Root& root, const PreparedPart& part) {
-  for (const PreparedRank& rank : part.ranks) CKPT_RETURN_IF_ERROR(CheckFile(root, part, rank));
+  for (const PreparedRank& rank : part.ranks) {
+    if (rank.chunk_list != Digest{}) return Refuse("record: rank ", rank.rank, " lacks its chunks");
+    CKPT_RETURN_IF_ERROR(CheckFile(root, part, rank));
+  }
   return {};
 }
 

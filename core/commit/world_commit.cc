@@ -23,6 +23,10 @@ using State = AttemptNews::State;
 
 constexpr std::chrono::minutes kOutcomeStays{10};  // for daemons that have no part yet
 
+bool HasRank(const std::vector<PreparedRank>& ranks, const PreparedRank& one) {
+  return std::ranges::any_of(ranks, [&](const PreparedRank& its) { return its.IsSameAs(one); });
+}
+
 bool IsThere(const Status& published) {
   return !published && published.error().code == ErrorCode::kExists;
 }
@@ -96,7 +100,7 @@ Result<std::map<uint32_t, const PreparedPart*>> WorldCommit::PartsOf(const Names
     for (const PreparedRank& rank : part->ranks) {
       const auto [at, added] = by_rank.emplace(rank.rank, part);
       const auto& ranks = at->second->ranks;
-      if (!added && std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+      if (!added && !HasRank(ranks, rank)) {
         return Refuse("rank ", rank.rank, " handed over two parts");
       }
     }
@@ -125,7 +129,7 @@ Result<WorldCommit::Prepared> WorldCommit::WhatIsPrepared(PreparedPart& part) {
     const auto found = by_rank.find(rank.rank);
     if (found == by_rank.end()) continue;
     const auto& ranks = found->second->ranks;
-    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+    if (!HasRank(ranks, rank)) {
       return Fail(ErrorCode::kExists, StrCat("rank ", rank.rank, " handed over two parts"));
     }
     part.mtime_ns = found->second->mtime_ns;
@@ -137,6 +141,7 @@ Result<WorldCommit::Prepared> WorldCommit::WhatIsPrepared(PreparedPart& part) {
 }
 
 Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
+  part = part.WithChunkLists();
   CKPT_ASSIGN_OR_RETURN(const Prepared there, WhatIsPrepared(part));
   const std::string path = PartName(part, node());
   if (there == Prepared::kAll) return {};
@@ -149,6 +154,10 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
       FaultPoint();
     }
     part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
+  }
+  // An older build's files have no lists.
+  for (const PreparedRank& rank : part.ranks) {
+    if (there == Prepared::kFiles) CKPT_RETURN_IF_ERROR(store_.PutChunkList(FileOf(part, rank)));
   }
   ours_[part.name].insert(path);  // also if it is there in spite of an error
   const Status published = PublishText(*store_.storage(), path, RenderPart(part));
@@ -265,12 +274,12 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
                                             BlobHolds& holds) {
   const std::shared_ptr<const Root> blobs = RootBelow(store_.storage(), "blobs");
   std::vector<std::string> paths;
-  std::vector<const std::vector<Digest>*> chunks;
+  std::vector<const PreparedRank*> ranks;
   for (const auto& [number, part] : parts) {
     paths.push_back(part->PathOf(number));
     const auto rank = std::find_if(part->ranks.begin(), part->ranks.end(),
                                    [n = number](const PreparedRank& r) { return r.rank == n; });
-    chunks.push_back(&rank->chunks);
+    ranks.push_back(&*rank);
     CKPT_RETURN_IF_ERROR(CheckFile(*blobs, *part, *rank));
   }
   CKPT_ASSIGN_OR_RETURN(StepModel model, model_of_(blobs, paths));
@@ -281,7 +290,7 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
       KeptFiles::Hold(store_, first.name.run, model, paths.size(),
                       [this](const std::string& directory) { return said_.Hold(directory); }));
   holds = kept.holds();
-  OwnRankFiles(model, store_.blobs(), first.mtime_ns, chunks, kept.blobs());
+  OwnRankFiles(model, store_.blobs(), first.mtime_ns, ranks, kept.blobs());
   return model;
 }
 
@@ -521,6 +530,7 @@ Blob FileOf(const PreparedPart& part, const PreparedRank& rank) {
   blob.stamp.size = rank.bytes;
   blob.chunk_bytes = kChunkBytes;
   blob.chunks = rank.chunks;
+  blob.chunk_list = rank.chunk_list;
   return blob;
 }
 
@@ -533,22 +543,22 @@ Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank&
 }
 
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
-                  const std::vector<const std::vector<Digest>*>& chunks,
-                  const std::vector<Blob>& kept) {
-  CKPT_CHECK(model.blobs.size() == chunks.size() + kept.size());
+                  const std::vector<const PreparedRank*>& ranks, const std::vector<Blob>& kept) {
+  CKPT_CHECK(model.blobs.size() == ranks.size() + kept.size());
   model.mtime_ns = mtime_ns;
   model.roots = {blobs};
   for (size_t i = 0; i < kept.size(); ++i) {
-    Blob& blob = model.blobs[chunks.size() + i];
+    Blob& blob = model.blobs[ranks.size() + i];
     blob = kept[i];
     blob.root = 0;
   }
-  for (size_t i = 0; i < chunks.size(); ++i) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
     Blob& blob = model.blobs[i];
     blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
     blob.store_owned = true;
     blob.chunk_bytes = kChunkBytes;
-    blob.chunks = *chunks[i];
+    blob.chunks = ranks[i]->chunks;
+    blob.chunk_list = ranks[i]->chunk_list;
   }
 }
 

@@ -188,11 +188,10 @@ Blob FileOf(const PreparedPart& part, const PreparedRank& rank);
 // kDataLoss if the rank's file there is of another size than the part says.
 Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank& rank);
 
-// Makes the files of a model of rank files the store's own.  `chunks`: by rank, whose blobs come
+// Makes the files of a model of rank files the store's own.  `ranks`: in order, whose blobs come
 // first; `kept`: the blobs behind them (kept_files.h).
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
-                  const std::vector<const std::vector<Digest>*>& chunks,
-                  const std::vector<Blob>& kept);
+                  const std::vector<const PreparedRank*>& ranks, const std::vector<Blob>& kept);
 // StepRecord::root of a run's snapshots; "/<step>" behind it is the source.
 std::string SnapshotHome(const std::string& run);
 

@@ -62,11 +62,16 @@ Status CheckBlobPath(std::string_view path) {
 
 Status CheckIdentity(const Blob& blob, bool root_is_store) {
   constexpr uint64_t kLeastChunk = 4096;
-  if (blob.chunk_bytes == 0 && !blob.chunks.empty()) return Refuse("digests of chunks of 0 bytes");
+  const bool listed = blob.chunk_list != Digest{};
+  if (blob.chunk_bytes == 0 && (listed || !blob.chunks.empty()))
+    return Refuse("digests of chunks of 0 bytes");
+  if (listed && !blob.chunks.empty()) return Refuse("digests of chunks here and in a file");
+  if (listed && (!blob.store_owned || !root_is_store))
+    return Refuse("digests of chunks beside '", blob.path, "', which is not the store's own");
   if (blob.chunk_bytes != 0 && blob.chunk_bytes < kLeastChunk) {
     return Refuse("chunks of ", blob.chunk_bytes, " bytes");
   }
-  if (blob.chunk_bytes != 0 &&
+  if (blob.chunk_bytes != 0 && !listed &&
       blob.chunks.size() != ChunkCount(blob.stamp.size, blob.chunk_bytes)) {
     return Refuse(blob.chunks.size(), " digests of chunks of ", blob.chunk_bytes, " bytes for ",
                   blob.stamp.size, " bytes");

@@ -22,6 +22,7 @@
 //   2   owned blobs (size and chunk digests instead of a stamp), roots below the
 //       store's blob directory wherever that is, family texts with their
 //       variables, uneven cuts
+//   3   digests of a blob's chunks in a file beside it
 //
 // Thread safety: pure functions.
 // Lifetime: views of the caller's bytes.
@@ -39,7 +40,7 @@
 namespace ckptfs {
 
 inline constexpr size_t kManifestHeaderSize = 48;
-inline constexpr uint32_t kManifestVersion = 2;
+inline constexpr uint32_t kManifestVersion = 3;
 // FlatBuffers' own limit is 2^31; a step of a trillion parameters has some MiB.
 inline constexpr uint64_t kManifestMaxPayload = (uint64_t{1} << 31) - 4096;
 

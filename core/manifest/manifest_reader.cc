@@ -147,6 +147,7 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   blob.side = table.side();
   blob.frame = ReadDigest(table.frame());
   blob.chunk_bytes = table.chunk_bytes();
+  blob.chunk_list = ReadDigest(table.chunk_list());
   if (table.chunks() != nullptr) {
     blob.chunks.reserve(table.chunks()->size());
     for (uint32_t i = 0; i < table.chunks()->size(); ++i) {

@@ -5,6 +5,8 @@
 #include <span>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/manifest/facts_tables.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
@@ -25,7 +27,9 @@ class Writer : private TableBuilder {
   std::string_view Write() {
     return Write(model_.blobs, model_.notes, model_.mtime_ns, model_.texts, model_.left_out);
   }
+  // Builds of before had all digests in the manifest: the step is the same.
   std::string_view Write(const StepIdentity& of) {
+    lists_all_ = true;
     return Write(of.blobs, of.notes, of.mtime_ns, {}, {});
   }
 
@@ -46,6 +50,7 @@ class Writer : private TableBuilder {
 
   const StepModel& model_;
   const std::string_view blobs_;  // the store's blob directory
+  bool lists_all_ = false;        // chunks that a list would have are written as in one
 };
 
 int16_t Optional(const std::optional<DType>& dtype) {
@@ -62,18 +67,25 @@ std::string Writer::StoredRoot(const std::string& root) const {
 
 Offset<fb::Blob> Writer::WriteBlob(const Blob& blob) {
   const auto path = Bytes(blob.path);
+  Digest chunk_list = blob.chunk_list;
+  if (lists_all_ && NeedsChunkList(blob)) chunk_list = DigestOfChunks(blob.chunks);
+  const bool listed = chunk_list != Digest{};
   std::vector<fb::Digest> chunks;
-  chunks.reserve(blob.chunks.size());
-  for (const Digest& chunk : blob.chunks) chunks.emplace_back(chunk.high, chunk.low);
+  chunks.reserve(listed ? 0 : blob.chunks.size());
+  for (const Digest& chunk : blob.chunks) {
+    if (!listed) chunks.emplace_back(chunk.high, chunk.low);
+  }
   const auto chunk_vector = chunks.empty() ? 0 : builder_.CreateVectorOfStructs(chunks);
   const fb::BlobStamp stamp(blob.stamp.size, blob.stamp.mtime_ns, blob.stamp.ctime_ns,
                             blob.stamp.inode);
   const fb::Digest fingerprint(blob.fingerprint.high, blob.fingerprint.low);
   const fb::Digest content(blob.content.high, blob.content.low);
   const fb::Digest frame(blob.frame.high, blob.frame.low);
+  const fb::Digest list(chunk_list.high, chunk_list.low);
   return fb::CreateBlob(builder_, blob.root, path, &stamp, &fingerprint, &content, blob.mode,
                         blob.uid, blob.gid, blob.store_owned, blob.chunk_bytes, chunk_vector,
-                        blob.side, blob.frame == Digest{} ? nullptr : &frame);
+                        blob.side, blob.frame == Digest{} ? nullptr : &frame,
+                        listed ? &list : nullptr);
 }
 
 Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
@@ -256,7 +268,10 @@ uint64_t UpperBound(const StepModel& model) {
   for (const SideText& one : model.texts) bytes += 128 + one.path.size() + one.text.size();
   bytes += model.family_rules.size() + UpperBound(model.facts);
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
-  for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();
+  for (const Blob& blob : model.blobs) {
+    const bool listed = blob.chunk_list != Digest{};
+    bytes += 256 + blob.path.size() + (listed ? 0 : 16 * blob.chunks.size());
+  }
   for (const Parameter& p : model.parameters) {
     bytes += 256 + p.name.size() + 8 * p.shape.size() + 4 * p.source_stages.size();
     bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);

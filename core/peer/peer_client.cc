@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 
 namespace ckptfs {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "core/base/names.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/records/record_text.h"
 
 namespace ckptfs {
@@ -221,17 +222,6 @@ std::string ShelvedPart::Directory() const {
   return PreparedPart{name, step, world, mtime_ns, {}}.Directory();
 }
 
-Digest DigestOfChunks(std::span<const Digest> chunks) {
-  DigestStream stream;
-  for (const Digest& chunk : chunks) {
-    std::array<std::byte, 16> bytes;
-    Put(&bytes[0], chunk.high);
-    Put(&bytes[8], chunk.low);
-    stream.Add(bytes);
-  }
-  return stream.Finish();
-}
-
 std::vector<Digest> UnitRecord::chunks() const {
   if (!shape.cuts()) return rank().chunks;
   std::vector<Digest> chunks;
@@ -267,6 +257,7 @@ Result<UnitRecord> ParseUnit(std::string_view text) {
   UnitRecord record;
   CKPT_ASSIGN_OR_RETURN(record.part, ParsePart(*whole, *name));
   if (record.part.ranks.size() != 1) return Refuse("peer: a part of one rank is expected");
+  if (record.rank().chunk_list != Digest{}) return Refuse("peer: a unit lacks its file's digests");
   CKPT_RETURN_IF_ERROR(ShapeIn(object, record.shape, record.unit));
   const auto chunks = object.find("parity_chunks");
   const uint64_t expected =

@@ -101,8 +101,6 @@ Result<PeerHeader> DecodePeerHeader(std::span<const std::byte, kPeerFrameBytes> 
 Status CheckPeerFrame(const PeerHeader& header, std::span<const std::byte, kPeerFrameBytes> bytes,
                       std::string_view text);
 
-Digest DigestOfChunks(std::span<const Digest> chunks);
-
 // A rank's file, or one unit of it, as its owner describes it to those who hold it.
 struct UnitRecord {
   PreparedPart part;  // with one rank: the whole file's

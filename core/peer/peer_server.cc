@@ -10,6 +10,7 @@
 #include "core/base/names.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 
 namespace ckptfs {
 namespace {

@@ -11,6 +11,7 @@
 #include "core/base/names.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/records/record_text.h"
 #include "core/records/records.h"
 
@@ -20,6 +21,9 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kHexDigits = 32;
+// A part whose ranks have lists of chunks, whose digests older builds would not find.  The marks
+// below have version 2.
+constexpr int kListedPartVersion = 3;
 constexpr size_t kMaxJob = 200;  // as the protocol has it (snapshot/receive/rank_session.cc)
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
 constexpr size_t kNamedRanges = 8;
@@ -98,10 +102,15 @@ Result<PreparedRank> RankOf(const json& object) {
   if (!object.is_object()) return Refuse("record: a rank must be an object");
   const auto rank = NumberOf<uint32_t>(object, "rank");
   const auto bytes = NumberOf<uint64_t>(object, "bytes");
+  const auto list = DigestUnder(object, "chunk_list");
   const auto chunks = object.find("chunks");
-  if (!rank || !bytes || *bytes > kMaxFileBytes || chunks == object.end() || !chunks->is_string()) {
+  const bool listed = object.contains("chunk_list");
+  const bool sound = listed ? list && *list != Digest{} && chunks == object.end()
+                            : chunks != object.end() && chunks->is_string();
+  if (!rank || !bytes || *bytes > kMaxFileBytes || !sound) {
     return Refuse("record: a rank must have a number, bytes and chunks");
   }
+  if (listed) return PreparedRank{*rank, *bytes, {}, *list};
   auto digests = DigestsOf(chunks->get_ref<const std::string&>());
   if (!digests || digests->size() != ChunkCount(*bytes, kChunkBytes)) {
     return Refuse("record: rank ", *rank, " has digests that do not fit its ", *bytes, " bytes");
@@ -162,6 +171,21 @@ std::optional<std::string_view> BelowPrepared(std::string_view path) {
 }
 
 }  // namespace
+
+bool PreparedRank::IsSameAs(const PreparedRank& other) const {
+  const auto list = [](const PreparedRank& one) {
+    return one.chunk_list == Digest{} ? DigestOfChunks(one.chunks) : one.chunk_list;
+  };
+  return rank == other.rank && bytes == other.bytes && list(*this) == list(other);
+}
+
+PreparedPart PreparedPart::WithChunkLists() const {
+  PreparedPart listed = *this;
+  for (PreparedRank& one : listed.ranks) {
+    if (one.chunks.size() > kInlineChunks) one.chunk_list = DigestOfChunks(one.chunks);
+  }
+  return listed;
+}
 
 std::string PreparedPart::Directory() const {
   return StrCat("snapshots/", DigestOf(StrCat(name.run, "\n", name.job, "\n", name.attempt, "\n",
@@ -282,14 +306,22 @@ std::string RenderPart(const PreparedPart& part) {
   object["mtime_ns"] = part.mtime_ns;
   json ranks = json::array();
   for (const PreparedRank& rank : part.ranks) {
-    ranks.push_back({{"rank", rank.rank}, {"bytes", rank.bytes}, {"chunks", HexOf(rank.chunks)}});
+    const bool listed = rank.chunk_list != Digest{};
+    ranks.push_back(
+        {{"rank", rank.rank},
+         {"bytes", rank.bytes},
+         {listed ? "chunk_list" : "chunks", listed ? rank.chunk_list.Hex() : HexOf(rank.chunks)}});
+    if (listed) object["version"] = kListedPartVersion;
   }
   object["ranks"] = std::move(ranks);
   return SealRecord(object);
 }
 
 Result<PreparedPart> ParsePart(std::string_view bytes, const CommitName& name) {
-  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  auto plain = UnsealRecord(bytes);
+  const bool listed = !plain && plain.error().code == ErrorCode::kUnsupported;
+  CKPT_ASSIGN_OR_RETURN(const json object,
+                        listed ? UnsealRecord(bytes, kListedPartVersion) : std::move(plain));
   PreparedPart part;
   CKPT_ASSIGN_OR_RETURN(part.name, AttemptOf(object, name));
   const auto step = NumberOf<uint64_t>(object, "step");

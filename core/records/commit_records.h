@@ -59,7 +59,13 @@ struct PreparedRank {
   uint32_t rank = 0;
   uint64_t bytes = 0;          // of its file
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
+  // Of these digests, where the store has them in a file (core/blob/chunk_list.h): a record that
+  // was read then lacks `chunks`.
+  Digest chunk_list = {};
   bool operator==(const PreparedRank&) const = default;
+
+  // True if these are the same rank's files with the same bytes, however their digests are said.
+  bool IsSameAs(const PreparedRank& other) const;
 };
 
 // The part of a save that one daemon has made durable.
@@ -73,6 +79,8 @@ struct PreparedPart {
   // Where the files of all ranks of this save lie, below the store's blobs.
   std::string Directory() const;
   std::string PathOf(uint32_t rank) const;
+  // The part as it is told in a store, whose files have lists of chunks where they are long.
+  PreparedPart WithChunkLists() const;
 };
 
 // The decision on a save: exactly one of these is ever published for it.

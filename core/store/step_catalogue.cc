@@ -41,8 +41,12 @@ Result<std::shared_ptr<StepCatalogue::Held>> StepCatalogue::Render(MemoryStep& s
   held->stored = step.stored;
   CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
   held->step = std::make_shared<Step>();
-  // The step as it will be loaded once it is stored.
+  // The step as it will be loaded once it is stored, but that it keeps what its lists of chunks
+  // will have.
   CKPT_ASSIGN_OR_RETURN(held->step->model, ParseManifest(held->rendered.bytes, store_.blobs()));
+  for (size_t i = 0; i < step.model.blobs.size(); ++i) {
+    held->step->model.blobs[i].chunks = std::move(step.model.blobs[i].chunks);
+  }
   held->record = RecordOf(step.run, step.model, held->rendered, step.source, step.root);
   held->step->record = held->record;
   held->step->roots = {{store_.blobs(), std::move(step.bytes)}};

@@ -14,6 +14,7 @@
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
 //   prepared/..., nodes/... what daemons do together (core/records/commit_records.h)
 //   blobs/...               store-owned blobs (--link, --copy)
+//   blobs/.../<n>.digests   those of one blob's chunks (core/blob/chunk_list.h)
 //   blobs/side/...          copies of small pieces (side_blobs.h)
 //   holds/<digest>          locks on blobs in work (blob_directories.h)
 //   catalogue.sqlite        the cache
@@ -151,7 +152,13 @@ class Store {
                                          std::weak_ptr<const void> owner);
   // The bytes of `blob.path` in `bytes` are the store's own then: what is left of its stream, or
   // all (CopyOwnedBlob).  BLOCKS: on writing them.
+  // So is the file with its digests, where it has one.
   Status StoreBlob(const Root& bytes, const Blob& blob);
+  // Writes the list of digests of a blob in blobs(), if it has one (core/blob/chunk_list.h).
+  Status PutChunkList(const Blob& blob);
+  // Writes those of the model's own blobs whose digests are too many for its manifest, which has
+  // the lists' from then on.  REQUIRES: what holds these blobs.
+  Status PutChunkLists(StepModel& model);
 
   // Where CreateBlob of this path writes stays as long as the result lives, though no step
   // names it yet; null where that is not a directory of its own.

@@ -4,7 +4,11 @@
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
+#include "core/base/parallel.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/io/file_storage.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
@@ -350,9 +354,34 @@ Status Store::StoreBlob(const Root& bytes, const Blob& blob) {
     return CopyOwnedBlob(bytes, blob, *begun.writer, begun.written);
   };
   Status done = store();
+  if (done) done = PutChunkList(blob);
   // The space may be that of saves which come after it.
   if (!done && done.error().code == ErrorCode::kExhausted) state_->streams.Clear();
   return done;
+}
+
+Status Store::PutChunkList(const Blob& blob) {
+  if (blob.chunk_list == Digest{}) return {};
+  return ckptfs::PutChunkList(*state_->storage, "blobs", blob);
+}
+
+Status Store::PutChunkLists(StepModel& model) {
+  const std::string blobs = state_->Blobs();
+  std::vector<Status> done(model.blobs.size());
+  ParallelFor(model.blobs.size(), [&](size_t i) {
+    Blob& blob = model.blobs[i];
+    const std::string& root = model.roots[blob.root];
+    const bool here = root == blobs || root.starts_with(StrCat(blobs, "/"));
+    if (!blob.store_owned || blob.side || !here || !NeedsChunkList(blob)) return;
+    blob.chunk_list = DigestOfChunks(blob.chunks);
+    const std::string_view below = std::string_view(root).substr(blobs.size());
+    done[i] = Caught([&]() -> Status {
+      return ckptfs::PutChunkList(*state_->storage, StrCat("blobs", below), blob);
+    });
+    if (done[i]) blob.chunks = {};
+  });
+  for (Status& one : done) CKPT_RETURN_IF_ERROR(one);
+  return {};
 }
 
 Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {

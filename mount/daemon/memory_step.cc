@@ -18,12 +18,12 @@ namespace ckptfs {
 
 Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store,
                                 const KeptFiles::Say& say) {
-  const PreparedPart& part = root->part();
+  const PreparedPart part = root->part().WithChunkLists();
   std::vector<std::string> paths;
-  std::vector<const std::vector<Digest>*> chunks;
+  std::vector<const PreparedRank*> ranks;
   for (const PreparedRank& rank : part.ranks) {
     paths.push_back(part.PathOf(rank.rank));
-    chunks.push_back(&rank.chunks);
+    ranks.push_back(&rank);
   }
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   SourceOptions options;
@@ -33,7 +33,7 @@ Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& st
   if (model.iteration != part.step) return Refuse("its files belong to step ", model.iteration);
   CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
                         KeptFiles::Hold(store, part.name.run, model, paths.size(), say));
-  OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks, kept.blobs());
+  OwnRankFiles(model, store.blobs(), part.mtime_ns, ranks, kept.blobs());
   for (Blob& blob : std::span(model.blobs).first(paths.size())) {
     blob.mode = 0600;
     blob.uid = ::geteuid();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/commit/kept_files.h"
 #include "formats/families/shipped.h"
 #include "formats/rank_file/rank_files.h"
@@ -17,12 +18,12 @@ namespace ckptfs {
 
 Result<MemoryStep> MemoryStepOf(Store& store, const std::shared_ptr<SaveBytes>& save,
                                 const FamilySet& families) {
-  const PreparedPart& part = save->part();
+  const PreparedPart part = save->part().WithChunkLists();
   std::vector<std::string> paths;
-  std::vector<const std::vector<Digest>*> chunks;
+  std::vector<const PreparedRank*> ranks;
   for (const PreparedRank& rank : part.ranks) {
     paths.push_back(part.PathOf(rank.rank));
-    chunks.push_back(&rank.chunks);
+    ranks.push_back(&rank);
   }
   SourceOptions options;
   options.families = &families;
@@ -32,7 +33,7 @@ Result<MemoryStep> MemoryStepOf(Store& store, const std::shared_ptr<SaveBytes>& 
   const std::string& run = part.name.run;
   const int64_t time = store.SaveTimeOf(run, part.name.job, part.mtime_ns);
   CKPT_ASSIGN_OR_RETURN(const KeptFiles kept, KeptFiles::Hold(store, run, model, paths.size()));
-  OwnRankFiles(model, store.blobs(), time, chunks, kept.blobs());
+  OwnRankFiles(model, store.blobs(), time, ranks, kept.blobs());
   for (Blob& blob : std::span(model.blobs).first(paths.size())) {
     blob.mode = 0600;
     blob.uid = geteuid();
@@ -77,7 +78,7 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) 
     if (!step) return Fail(Error(step.error()));
     const std::vector<Blob>& blobs = (*step)->model.blobs;
     if (blobs.size() < part.world) continue;  // more: of files that it points into
-    const bool same = part.place.empty() ? blobs[part.rank].chunks == part.file.chunks
+    const bool same = part.place.empty() ? HasChunks(blobs[part.rank], part.file.chunks)
                                          : ParentPath(blobs[part.rank].path) == part.place;
     if (same) return record;
   }

@@ -3,14 +3,18 @@
 import glob
 import json
 import os
+import pathlib
+import shutil
 
 import pytest
 import torch
 
 import hostile
+from daemon import checkpoint
 from hostile import MODEL, TAG, inside, zero_file
 
 DATA_LOSS = 9
+CHUNK = 256 << 10
 
 
 @pytest.fixture
@@ -63,6 +67,34 @@ def test_damaged_in_the_store(ckptfs, good, how):
     lines = verify(ckptfs, f'run/{TAG}', DATA_LOSS)
     assert len(lines) == 2
     assert lines[0].startswith(f'{path}: record ')
+
+
+@pytest.mark.parametrize('how', ['--link', '--copy'])
+def test_digests_beside_the_files_of_the_store(ckptfs, tmp_path, how):
+    """The digests of a file's chunks lie beside it; the file is proved without them."""
+    source = shutil.copytree(checkpoint('zero1_bf16'), f'{tmp_path}/run')
+    ckptfs.adopt(source, 'run', extra=(how, '--pack', 'never'))
+    lists = glob.glob(f'{ckptfs.store}/blobs/*/*.digests')
+    large = [path for path in glob.glob(f'{ckptfs.store}/blobs/*/global_step5/*')
+             if os.path.getsize(path) > 2 * CHUNK]
+    assert lists and len(lists) == len(large)
+    assert {os.path.getsize(path) for path in lists} == {
+        16 * -(-os.path.getsize(path) // CHUNK) for path in large}
+    assert len(verify(ckptfs, 'run/global_step5')) == 1
+
+    good = pathlib.Path(lists[0]).read_bytes()
+    for damaged in (None, good[:-1], good[16:] + good[:16]):
+        if damaged is None:
+            os.unlink(lists[0])
+        else:
+            pathlib.Path(lists[0]).write_bytes(damaged)
+        lines = verify(ckptfs, 'run/global_step5', DATA_LOSS)
+        assert len(lines) == 2 and lines[0].startswith(f'{lists[0]}: the digests of ')
+        assert ('missing' if damaged is None else 'damaged') in lines[0]
+        assert lines[0].endswith('; all bytes of that file are what was stored')
+    ckptfs.adopt(source, 'run', extra=(how, '--pack', 'never'))
+    assert pathlib.Path(lists[0]).read_bytes() == good
+    assert len(verify(ckptfs, 'run/global_step5')) == 1
 
 
 def without_sums(path):

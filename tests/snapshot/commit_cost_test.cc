@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/manifest/manifest_format.h"
+#include "core/records/records.h"
 #include "tests/core/store/counting_storage.h"
 #include "tests/snapshot/landings.h"
 #include "tests/snapshot/nodes.h"
@@ -40,8 +42,8 @@ struct Machine {
             },
             kRarely) {}
 
-  Status Prepare(const AttemptName& name, uint32_t rank, uint32_t world) {
-    auto text = std::make_shared<std::string>(RankFileOf(7, rank, world));
+  Status Prepare(const AttemptName& name, uint32_t rank, uint32_t world, uint64_t elements = 1000) {
+    auto text = std::make_shared<std::string>(RankFileOf(7, rank, world, elements));
     PreparedPart part{name, 7, world, 0, {{rank, text->size(), ChunkDigestsOf(*text)}}};
     MemoryRoot bytes("handed over");
     CKPT_RETURN_IF_ERROR(bytes.Add(part.PathOf(rank), {std::as_bytes(std::span(*text))}, text, {}));
@@ -61,6 +63,31 @@ struct Costs {
 StorageCalls MostOf(const StorageCalls& a, const StorageCalls& b) {
   return {std::max(a.lists, b.lists), std::max(a.listed, b.listed), std::max(a.reads, b.reads),
           std::max(a.stats, b.stats), std::max(a.writes, b.writes)};
+}
+
+// What a leader reads of a part, and what the manifest says of a rank's file, do not depend on how
+// large the file is.
+TEST(CommitCostTest, RecordsDoNotGrowWithTheBytesOfFiles) {
+  const auto sizes = [](uint64_t elements) {
+    const auto disk = std::make_shared<MemoryRoot>("storage");
+    std::atomic<int> made = 0;
+    std::vector<std::unique_ptr<Machine>> all;
+    for (uint32_t i = 0; i < 2; ++i) all.push_back(std::make_unique<Machine>(disk, made));
+    const AttemptName name = AttemptOf(1, 2);
+    for (uint32_t i = 0; i < 2; ++i) EXPECT_TRUE(all[i]->Prepare(name, i, 2, elements));
+    uint64_t parts = 0;
+    for (const std::string& path : testing_support::RecordsIn(*disk)) {
+      parts += ReadWhole(*disk, path, kPreparedMaxBytes)->size();
+    }
+    const auto published = all[0]->commit.Look(name, true);
+    EXPECT_TRUE(published && published->state == AttemptNews::State::kDurable);
+    EXPECT_TRUE(IsStepThere(disk, "7", 7, 2, elements));
+    const std::string manifest = ManifestName(published->record->manifest);
+    return std::pair(parts, ReadWhole(*disk, manifest, kManifestMaxPayload)->size());
+  };
+  const auto small = sizes(200'000), large = sizes(4'000'000);  // 4 and 62 chunks a rank
+  EXPECT_LE(large.first, small.first + 4) << "numbers have more digits";
+  EXPECT_LE(large.second, small.second + 64);
 }
 
 // One save by `machines` daemons, who look twice before the leader is done.

@@ -141,7 +141,7 @@ TEST_F(KeptCommitTest, WhatADecidedStepPointsIntoStaysUntilItIsThere) {
         for (const Blob& blob : (*step)->model.blobs) {
           const auto bytes = ReadWhole(*Disk(), StrCat("blobs/", blob.path), 1 << 24);
           ASSERT_TRUE(bytes) << bytes.error().message;
-          EXPECT_EQ(ChunkDigestsOf(*bytes), blob.chunks);
+          EXPECT_TRUE(HasChunks(blob, ChunkDigestsOf(*bytes)));
         }
         EXPECT_EQ((*step)->model.blobs.size(), 3u);
       } else {

@@ -119,7 +119,8 @@ class StoreDaemon {
  public:
   // `spool`: where all steps go before the store has them; empty: nowhere.
   explicit StoreDaemon(const std::string& directory, std::shared_ptr<ArenaShelf> shelf = nullptr,
-                       const std::string& spool = "")
+                       const std::string& spool = "",
+                       uint64_t chunk_bytes = testing_support::kSmallChunk)
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
         spooler_(SpoolerAt(spool)),
@@ -128,7 +129,7 @@ class StoreDaemon {
     ReceiverOptions options;
     options.store = directory;
     options.memory_bytes = 4 << 20;
-    options.chunk_bytes = testing_support::kSmallChunk;
+    options.chunk_bytes = chunk_bytes;
     options.landing = &landing_;
     options.shelf = std::move(shelf);
     receiver_ = *Receiver::Start(std::move(options));
@@ -205,8 +206,8 @@ class KillTest : public testing::Test {
   }
   // A rank that declares what it holds; its step is told by its bytes.
   Capture CaptureAt(uint64_t step) {
-    memory_.Fill(static_cast<unsigned char>(step));
-    Capture capture = memory_.Save(step, 0);
+    memory_->Fill(static_cast<unsigned char>(step));
+    Capture capture = memory_->Save(step, 0);
     if (!base_.empty()) {
       CapturedTensor base;
       base.parameter = "base";
@@ -295,7 +296,7 @@ class KillTest : public testing::Test {
   void KillDaemons(const std::string& spool, uint64_t& taken_over) {
     SnapshotWriter writer(Options("job"));
     const Work daemon = [&](const std::function<void()>& ready) {
-      const StoreDaemon one(directory_.path(), nullptr, spool);
+      const StoreDaemon one(directory_.path(), nullptr, spool, chunk_bytes_);
       ready();
     };
     bool killed = true;
@@ -323,7 +324,9 @@ class KillTest : public testing::Test {
   }
 
   TemporaryDirectory directory_;
-  RankMemory memory_{{3000, 5, 1000}};
+  std::unique_ptr<RankMemory> memory_ =
+      std::make_unique<RankMemory>(std::vector<uint64_t>{3000, 5, 1000});
+  uint64_t chunk_bytes_ = testing_support::kSmallChunk;  // of arenas
   std::string base_;      // what no step changes; empty: there is none
   uint64_t pointed_ = 0;  // stored steps that point into the file of an earlier one
 };
@@ -332,6 +335,29 @@ TEST_F(KillTest, ADaemonAtEveryPoint) {
   uint64_t taken_over = 0;
   KillDaemons("", taken_over);
   EXPECT_GT(taken_over, 10u);
+}
+
+// Its files have lists of digests beside them, which are there before any step is.
+TEST_F(KillTest, ADaemonAtEveryPointWithListsOfDigests) {
+  chunk_bytes_ = 1 << 20;
+  memory_ = std::make_unique<RankMemory>(std::vector<uint64_t>{3000, 5, 150'000});
+  uint64_t taken_over = 0;
+  KillDaemons("", taken_over);
+  EXPECT_GT(taken_over, 10u);
+  const auto store = *Store::Open(directory_.path(), true);
+  const auto steps = store->Steps("run");
+  ASSERT_TRUE(steps);
+  for (const StepRecord& record : *steps) {
+    EXPECT_NE((*store->Load(record))->model.blobs[0].chunk_list, Digest{}) << record.id;
+  }
+}
+
+TEST_F(KillTest, ADaemonWithASpoolAtEveryPointWithListsOfDigests) {
+  chunk_bytes_ = 1 << 20;
+  memory_ = std::make_unique<RankMemory>(std::vector<uint64_t>{3000, 5, 150'000});
+  uint64_t taken_over = 0;
+  KillDaemons(directory_.path() + "/spool", taken_over);
+  EXPECT_GT(taken_over, 15u);
 }
 
 // Steps point into the file of the one that wrote the base.

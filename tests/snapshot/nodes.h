@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/commit/world_commit.h"
 #include "core/io/memory_root.h"
 #include "core/store/store.h"
@@ -62,11 +63,11 @@ class Node {
     return commit->Join(mine);
   }
   Status Prepare(const AttemptName& name, uint64_t step, const std::vector<uint32_t>& ranks,
-                 uint32_t world) const {
+                 uint32_t world, uint64_t elements = 1000) const {
     PreparedPart part{name, step, world, 0, {}};
     MemoryRoot bytes("handed over");
     for (const uint32_t rank : ranks) {
-      auto text = std::make_shared<std::string>(RankFileOf(step, rank, world));
+      auto text = std::make_shared<std::string>(RankFileOf(step, rank, world, elements));
       part.ranks.push_back({rank, text->size(), ChunkDigestsOf(*text)});
       CKPT_RETURN_IF_ERROR(
           bytes.Add(part.PathOf(rank), {std::as_bytes(std::span(*text))}, text, {}));
@@ -100,7 +101,7 @@ inline std::vector<std::string> RecordsIn(const Storage& storage) {
 
 // All that the storage shows of the step is the ranks' files; whether it is there.
 inline bool IsStepThere(const std::shared_ptr<Storage>& storage, const std::string& id,
-                        uint64_t step, uint32_t world) {
+                        uint64_t step, uint32_t world, uint64_t elements = 1000) {
   const auto store = *Store::OpenOn(storage);
   const auto record = store->Resolve("run", id);
   if (!record) return false;
@@ -110,8 +111,13 @@ inline bool IsStepThere(const std::shared_ptr<Storage>& storage, const std::stri
   EXPECT_EQ((*loaded)->model.blobs.size(), world);
   for (uint32_t rank = 0; rank < (*loaded)->model.blobs.size(); ++rank) {
     const auto bytes =
-        ReadWhole(*storage, StrCat("blobs/", (*loaded)->model.blobs[rank].path), 1 << 24);
-    EXPECT_TRUE(bytes && WithoutProof(*bytes) == RankFileOf(step, rank, world)) << "rank " << rank;
+        ReadWhole(*storage, StrCat("blobs/", (*loaded)->model.blobs[rank].path), 1 << 26);
+    EXPECT_TRUE(bytes && WithoutProof(*bytes) == RankFileOf(step, rank, world, elements))
+        << "rank " << rank;
+    const Blob& blob = (*loaded)->model.blobs[rank];
+    if (!bytes || blob.chunk_list == Digest{}) continue;
+    const auto list = ReadChunkList(*RootBelow(storage, "blobs"), blob);
+    EXPECT_TRUE(list && *list == ChunkDigestsOf(*bytes)) << "rank " << rank;
   }
   return true;
 }

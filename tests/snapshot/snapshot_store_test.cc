@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/io/file_root.h"
 #include "core/io/memory_root.h"
 #include "core/store/step_catalogue.h"
@@ -25,7 +26,7 @@ using testing_support::RankMemory;
 using testing_support::StoreLanding;
 
 // One rank's file, whose parameters it declares itself.
-ReceivedStep Received(uint64_t step, uint64_t elements = 70'000) {
+ReceivedStep Received(uint64_t step, uint64_t elements = 150'000) {
   RankMemory memory({5000, 9, elements});
   memory.Fill(static_cast<unsigned char>(step));
   Capture capture = memory.Save(step, 0);
@@ -56,6 +57,17 @@ MemoryStep StepOf(Store& store, const ReceivedStep& received) {
   return *std::move(step);
 }
 
+// The digests of the file's chunks lie beside it, and the manifest has theirs.
+void ExpectList(const Storage& disk, const Step& step, const ReceivedStep& received) {
+  const Blob& blob = step.model.blobs[0];
+  EXPECT_TRUE(blob.chunks.empty());
+  ASSERT_NE(blob.chunk_list, Digest{});
+  const std::shared_ptr<const Storage> borrowed(std::shared_ptr<void>(), &disk);
+  const auto list = ReadChunkList(*RootBelow(borrowed, "blobs"), blob);
+  ASSERT_TRUE(list) << list.error().message;
+  EXPECT_EQ(*list, received.files[0].chunks);
+}
+
 TEST(SnapshotStoreTest, ItIsTheSameStepInMemoryAndOnDisk) {
   const auto storage = std::make_shared<MemoryRoot>("storage");
   const auto store = *Store::OpenOn(storage);
@@ -70,6 +82,7 @@ TEST(SnapshotStoreTest, ItIsTheSameStepInMemoryAndOnDisk) {
   EXPECT_EQ(stored->manifest, held->manifest);
   const std::string path = StrCat("blobs/", in_memory->model.blobs[0].path);
   EXPECT_EQ(*ReadWhole(*storage, path, 1 << 24), BytesOf(received.files[0]));
+  ExpectList(*storage, **store->Load(*stored), received);
 }
 
 // It is written by several threads, past the page cache.
@@ -137,6 +150,7 @@ TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
       const auto bytes = ReadWhole(*disk, StrCat("blobs/", (*step)->model.blobs[0].path), 1 << 24);
       ASSERT_TRUE(bytes) << bytes.error().message;
       EXPECT_EQ(*bytes, BytesOf(received.files[0])) << at;
+      ExpectList(*disk, **step, received);
     }
     EXPECT_GT(failed, 3u);
   }
@@ -225,6 +239,7 @@ TEST(SnapshotStoreTest, WheneverTheMachineStopsAStepIsWholeOrNotThere) {
       const auto bytes = ReadWhole(*disk, StrCat("blobs/", blob.path), 1 << 24);
       ASSERT_TRUE(bytes) << bytes.error().message;
       EXPECT_EQ(*bytes, BytesOf(received.files[0]));
+      ExpectList(*disk, **step, received);
     }
   }
 }

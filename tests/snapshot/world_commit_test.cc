@@ -34,6 +34,7 @@ using testing_support::RankFileOf;
 using testing_support::RecordsIn;
 
 const AttemptName kSave = AttemptOf(1, 4);
+constexpr uint64_t kListed = 150'000;  // elements of a rank whose file has a list of digests
 
 std::shared_ptr<MemoryRoot> Disk() { return std::make_shared<MemoryRoot>("disk"); }
 
@@ -309,20 +310,20 @@ TEST(WorldCommitTest, AStoreThatFailsIsTriedAgain) {
     ASSERT_LT(at, 1000u);
     const auto disk = Disk();
     const Node a(disk);
-    ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
+    ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4, kListed));
     const auto faulty = std::make_shared<FaultyStorage>(disk);
     const Node b(faulty);
     const uint64_t before = faulty->calls();
     faulty->FailAt(at);
     bool prepared = false, durable = false;
     for (int tries = 0; tries < 3 && !durable; ++tries) {
-      prepared = prepared || b.Prepare(kSave, 7, {2, 3}, 4).has_value();
+      prepared = prepared || b.Prepare(kSave, 7, {2, 3}, 4, kListed).has_value();
       const auto news = b.commit->Look(kSave, true);
       durable = prepared && news && news->state == State::kDurable;
     }
     EXPECT_TRUE(durable) << at;
     went_through = faulty->calls() < before + at;
-    EXPECT_TRUE(IsStepThere(disk, "7", 7, 4)) << at;
+    EXPECT_TRUE(IsStepThere(disk, "7", 7, 4, kListed)) << at;
     EXPECT_EQ(StepsIn(disk), 1u) << at;
     EXPECT_EQ(a.commit->Look(kSave, true)->state, State::kDurable) << at;
   }
@@ -337,16 +338,16 @@ TEST(WorldCommitTest, WheneverAMachineStopsTheOthersGoOn) {
     for (const bool with_effect : {false, true}) {
       const auto disk = Disk();
       const Node a(disk);
-      ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
+      ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4, kListed));
       const auto faulty = std::make_shared<FaultyStorage>(disk);
       {
         const Node b(faulty);
         faulty->StopAt(at, with_effect);
-        const bool prepared = b.Prepare(kSave, 7, {2, 3}, 4).has_value();
+        const bool prepared = b.Prepare(kSave, 7, {2, 3}, 4, kListed).has_value();
         const auto news = b.commit->Look(kSave, true);
         went_through = prepared && news && news->state == State::kDurable && !faulty->stopped();
       }
-      const bool published = IsStepThere(disk, "7", 7, 4);
+      const bool published = IsStepThere(disk, "7", 7, 4, kListed);
       auto news = a.commit->Look(kSave, true);
       ASSERT_TRUE(news) << at << ": " << news.error().message;
       if (news->state == State::kWaiting) {
@@ -355,7 +356,7 @@ TEST(WorldCommitTest, WheneverAMachineStopsTheOthersGoOn) {
         news = a.commit->Drop(kSave, 7, "nothing came from ranks 2-3");
         EXPECT_EQ(news->state, State::kDropped) << at;
       }
-      EXPECT_EQ(IsStepThere(disk, "7", 7, 4), news->state == State::kDurable) << at;
+      EXPECT_EQ(IsStepThere(disk, "7", 7, 4, kListed), news->state == State::kDurable) << at;
       const AttemptName second = AttemptOf(2, 4);
       const Node c(disk);
       ASSERT_TRUE(a.Prepare(second, 8, {0, 1}, 4));

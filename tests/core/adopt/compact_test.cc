@@ -15,7 +15,10 @@
 
 #include "core/adopt/publish.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/check/verify.h"
+#include "core/io/file_root.h"
 #include "core/store/collect.h"
 #include "tests/core/adopt/pieces.h"
 #include "tests/support/stamp_of_file.h"
@@ -109,14 +112,22 @@ TEST_F(CompactTest, EveryAtomIsWholeInOneOfSomeFilesOfOneSize) {
   const StepModel model = Load(report->record);
   ExpectTruth(model);
   EXPECT_GE(report->packed_files, 2u);
-  uint64_t least = UINT64_MAX, greatest = 0;
+  uint64_t least = UINT64_MAX, greatest = 0, listed = 0;
   for (const Blob& blob : model.blobs) {
     EXPECT_TRUE(blob.owned());
     EXPECT_EQ(blob.chunk_bytes, 256u << 10);
+    EXPECT_EQ(blob.chunk_list != Digest{}, blob.stamp.size > kInlineChunks * kChunkBytes);
+    const FileRoot root(model.roots[blob.root]);
+    const auto list = blob.chunk_list == Digest{} ? Result<std::vector<Digest>>(blob.chunks)
+                                                  : ReadChunkList(root, blob);
+    ASSERT_TRUE(list) << list.error().message;
+    EXPECT_EQ(*list, ChunkDigestsOf(*ReadWhole(root, blob.path, 1 << 30)));
+    listed += blob.chunk_list != Digest{} ? 1 : 0;
     least = std::min(least, blob.stamp.size);
     greatest = std::max(greatest, blob.stamp.size);
   }
   EXPECT_LE(greatest - least, 32 * 20000 * sizeof(float) + 4096);
+  EXPECT_GT(listed, 0u);
   for (const Atom& atom : model.atoms) {
     ASSERT_THAT(atom.source.gathers, SizeIs(1));
     EXPECT_THAT(atom.source.gathers[0].series, SizeIs(1));

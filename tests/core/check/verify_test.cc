@@ -9,7 +9,10 @@
 #include <limits>
 
 #include "core/base/crc32.h"
+#include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
+#include "core/io/file_storage.h"
 #include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
@@ -118,6 +121,42 @@ TEST_F(VerifyTest, AChunkOfOtherBytesIsNamed) {
   const VerifyReport report = Run();
   EXPECT_EQ(report.defect_count, 1u);
   EXPECT_TRUE(Says(report, directory_.path() + "/b: the digest of bytes 7864320 to 8000000"));
+}
+
+// The blob is proved without the file that has its digests, which tells which chunk is wrong.
+TEST_F(VerifyTest, AFileOfDigestsThatIsMissingOrDamagedIsADefectOfItsOwn) {
+  const auto* bytes = reinterpret_cast<const char*>(values_.data());
+  const auto storage = *FileStorage::Open(directory_.path(), true);
+  for (Blob& blob : model_.blobs) {
+    blob.chunk_bytes = kChunkBytes;
+    blob.chunks = ChunkDigestsOf({bytes, values_.size() * sizeof(float)});
+    blob.chunk_list = DigestOfChunks(blob.chunks);
+    ASSERT_TRUE(PutChunkList(*storage, "", blob));
+    blob.chunks.clear();
+  }
+  const std::string list = ChunkListPath(model_.blobs[1]);
+  EXPECT_EQ(Run().defect_count, 0u);
+  const std::string good = *ReadWhole(*storage, list, 1 << 20);
+  model_.atoms[0].source.gathers.pop_back();  // nothing else to compare a file with
+  values_[1999999] = 2;
+  Write("b");
+  VerifyReport report = Run();
+  EXPECT_EQ(report.defect_count, 1u);
+  EXPECT_TRUE(Says(report, directory_.path() + "/b: the digest of bytes 7864320 to 8000000"));
+
+  for (const bool damaged : {false, true}) {
+    if (damaged) {
+      directory_.Write(list, "x" + good.substr(1));
+    } else {
+      ASSERT_TRUE(storage->Remove(list));
+    }
+    const std::string_view how = damaged ? "are damaged" : "are missing";
+    report = Run();  // one file is whole, the other is not
+    EXPECT_EQ(report.defect_count, 3u);
+    EXPECT_TRUE(Says(report, StrCat(directory_.path(), "/", list, ": the digests of a ", how,
+                                    "; all bytes of that file are what was stored")));
+    EXPECT_TRUE(Says(report, directory_.path() + "/b: its bytes are not what was stored"));
+  }
 }
 
 TEST_F(VerifyTest, NanAndInfinityAreFoundOnRequest) {

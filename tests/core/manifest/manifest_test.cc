@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/chunk_list.h"
 #include "core/manifest/manifest_check.h"
 #include "core/manifest/manifest_format.h"
 #include "core/model/side_blob.h"
@@ -154,6 +155,16 @@ StepModel PackedModel() {
   return WithSideBlob(std::move(model), blob, "/store/blobs", atoms);
 }
 
+// The owned sample, whose own file has a list of digests.
+StepModel ListedModel() {
+  StepModel model = OwnedModel(std::string(kBlobs));
+  Blob& blob = model.blobs[0];
+  blob.stamp.size = 3 * kChunkBytes;
+  blob.chunks = {DigestOf("a"), DigestOf("b"), DigestOf("c")};
+  blob.chunk_list = DigestOfChunks(blob.chunks);
+  return model;
+}
+
 std::string GoldenPath(const std::string& name) {
   return StrCat(CKPTFS_TEST_DATA, "/golden/", name);
 }
@@ -212,6 +223,10 @@ TEST(ManifestTest, GoldenFileOfVersion2StillReads) {
   ExpectGolden("manifest_v2.bin", 2, OwnedModel(std::string(kBlobs)));
 }
 
+TEST(ManifestTest, GoldenFileOfVersion3StillReads) {
+  ExpectGolden("manifest_v3.bin", 3, ListedModel());
+}
+
 // ---- whose bytes they are -------------------------------------------------------
 
 TEST(ManifestTest, AStoresOwnRootIsWhereverTheStoreIs) {
@@ -254,6 +269,72 @@ TEST(ManifestTest, RefusesBlobsThatNothingTells) {
               HasSubstr("no stamp"));
 }
 
+// ---- digests beside the files ----------------------------------------------------
+
+TEST(ManifestTest, AListOfDigestsIsOneDigest) {
+  StepModel model = ListedModel();
+  Blob& blob = model.blobs[0];
+  blob.chunk_list = {};
+  const Digest before = *IdentityDigest(model, kBlobs);
+  blob.chunk_list = DigestOfChunks(blob.chunks);
+  const std::string bytes = Rendered(model);
+  const auto read = ParseManifest(bytes, kBlobs);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->blobs[0].chunk_list, blob.chunk_list);
+  EXPECT_TRUE(read->blobs[0].chunks.empty());
+  EXPECT_EQ(read->blobs[0].chunk_bytes, kChunkBytes);
+  EXPECT_EQ(Rendered(*read), bytes);
+  // A manifest of before says the same step.
+  EXPECT_EQ(*IdentityDigest(*read, kBlobs), before);
+  StepModel other = *read;
+  other.blobs[0].chunk_list.low ^= 1;
+  EXPECT_NE(*IdentityDigest(other, kBlobs), before);
+}
+
+TEST(ManifestTest, RefusesListsThatMakeNoSense) {
+  const auto refusal = [](const std::function<void(Blob&)>& edit) {
+    StepModel model = OwnedModel(std::string(kBlobs));
+    model.blobs[0].chunks.clear();
+    model.blobs[0].chunk_list = DigestOf("a list");
+    edit(model.blobs[0]);
+    return Refusal(Rendered(model));
+  };
+  EXPECT_EQ(refusal([](Blob&) {}), "accepted");
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 0; }), HasSubstr("chunks of 0 bytes"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.store_owned = false; }), HasSubstr("not the store's"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.root = 1; }), HasSubstr("not the store's"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_list = {}; }), HasSubstr("0 digests"));
+}
+
+// 256 ranks of 256 MiB each.
+TEST(ManifestTest, ItDoesNotGrowWithTheBytesOfItsFiles) {
+  constexpr size_t kRanks = 256, kChunks = 1024;
+  const auto bytes_of = [](size_t chunks, bool listed) {
+    StepModel model = OwnedModel(std::string(kBlobs));
+    Blob rank = model.blobs[0];
+    model.blobs.clear();
+    model.atoms.clear();
+    model.documents.clear();
+    model.facts = {};
+    for (size_t i = 0; i < kRanks; ++i) {
+      rank.path = StrCat("snapshots/0123456789abcdef0123456789abcdef/rank-", 10000 + i);
+      rank.stamp.size = chunks * kChunkBytes;
+      rank.chunks.assign(chunks, DigestOf(rank.path));
+      rank.chunk_list = listed ? DigestOfChunks(rank.chunks) : Digest{};
+      model.blobs.push_back(rank);
+    }
+    return Rendered(model).size();
+  };
+  const size_t small = bytes_of(kInlineChunks, false), before = bytes_of(kChunks, false);
+  const size_t listed = bytes_of(kInlineChunks + 1, true), large = bytes_of(kChunks, true);
+  EXPECT_EQ(listed, large);
+  EXPECT_LE(listed, small + kRanks * 16) << "no more than what the smallest files need";
+  EXPECT_GT((before - large) / kRanks, 16 * (kChunks - kInlineChunks));
+  RecordProperty("bytes_a_rank_before", static_cast<int>(before / kRanks));
+  RecordProperty("bytes_a_rank", static_cast<int>(large / kRanks));
+  EXPECT_LT(large / kRanks, 300u);
+}
+
 TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
   const std::string bytes = Rendered(SampleModel());
   for (size_t size = 0; size < bytes.size(); ++size) {
@@ -263,6 +344,7 @@ TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
   for (size_t at = 0; at < bytes.size(); ++at) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
+    if (at == 8) flipped[at] = 4;  // of an older version the same bytes mean the same
     EXPECT_NE(Refusal(flipped), "accepted") << at;
   }
 }
