@@ -296,6 +296,14 @@ Result<uint64_t> UnprovedOf(const SafetensorsHeader& header) {
 
 }  // namespace
 
+Result<SafetensorsHeader> HeaderOf(const File& file) {
+  if (file.size() < 8) return Refuse("safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file.Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file.size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file.Read(0, 8 + length, "the header"));
+  return ParseSafetensorsHeader(head, file.size());
+}
+
 Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   const auto text = header.metadata.find(kRankFileKey);
   if (text == header.metadata.end()) {

@@ -18,6 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
+#include "core/io/file.h"
 #include "core/model/step_model.h"
 #include "core/state/state_part.h"
 
@@ -64,6 +65,9 @@ struct RankEntry {
   uint64_t data_offset = 0;
   uint64_t unproved = 0;  // bytes of which a write could have gone unseen (kUnprovedKey)
 };
+
+// The header of a rank's file, or of an earlier one.  BLOCKS: on reading it.
+Result<SafetensorsHeader> HeaderOf(const File& file);
 
 // kInvalid names the rule.
 Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header);

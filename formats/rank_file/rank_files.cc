@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "core/base/parallel.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
 #include "core/state/rank_file.h"
@@ -38,10 +40,11 @@ class RankFilesReader {
 
   Result<StepModel> Read() && {
     const uint32_t root = assembler_.AddRoot(root_);
+    std::vector<Result<OpenEntry>> opened = OpenAll();
     for (size_t rank = 0; rank < paths_.size(); ++rank) {
       CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, paths_[rank]));
       blobs_.push_back(blob);
-      if (Status read = ReadEntry(rank); !read) {
+      if (Status read = TakeEntry(rank, std::move(opened[rank])); !read) {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
@@ -67,7 +70,13 @@ class RankFilesReader {
  private:
   using Shapes = std::map<std::string, Shape, std::less<>>;
 
-  Status ReadEntry(size_t rank);
+  // A rank's file and what it says of itself.
+  struct OpenEntry {
+    std::shared_ptr<const File> file;
+    RankEntry entry;
+  };
+  std::vector<Result<OpenEntry>> OpenAll() const;
+  Status TakeEntry(size_t rank, Result<OpenEntry> opened);
   Result<StepModel> ReadDeepSpeed() &&;
   void NoteUnproved();
   Status CheckAlike() const;
@@ -138,18 +147,23 @@ std::vector<uint64_t> WordsOf(const LocalTensor& local) {
   return words;
 }
 
-Result<SafetensorsHeader> HeaderOf(const File& file) {
-  if (file.size() < 8) return Refuse("safetensors: shorter than its length field");
-  CKPT_ASSIGN_OR_RETURN(const std::string first, file.Read(0, 8, "the header's length"));
-  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file.size()));
-  CKPT_ASSIGN_OR_RETURN(const std::string head, file.Read(0, 8 + length, "the header"));
-  return ParseSafetensorsHeader(head, file.size());
+// Parsing headers is most of what a model of many ranks costs, and no rank's depends on another's.
+std::vector<Result<RankFilesReader::OpenEntry>> RankFilesReader::OpenAll() const {
+  std::vector<Result<OpenEntry>> opened(paths_.size());
+  ParallelFor(paths_.size(), [&](size_t rank) {
+    opened[rank] = Caught([&]() -> Result<OpenEntry> {
+      CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(paths_[rank]));
+      CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(*file));
+      CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
+      return OpenEntry{file, std::move(entry)};
+    });
+  });
+  return opened;
 }
 
-Status RankFilesReader::ReadEntry(size_t rank) {
-  CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(paths_[rank]));
-  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(*file));
-  CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
+Status RankFilesReader::TakeEntry(size_t rank, Result<OpenEntry> opened) {
+  if (!opened) return Fail(std::move(opened).error());
+  RankEntry& entry = opened->entry;
   if (entry.rank != rank || entry.world != paths_.size()) {
     return Refuse("belongs to rank ", entry.rank, " of ", entry.world,
                   ", not to "
@@ -165,7 +179,7 @@ Status RankFilesReader::ReadEntry(size_t rank) {
                   "has '",
                   entries_[0].layout, "'");
   }
-  files_.push_back(file);
+  files_.push_back(std::move(opened->file));
   entries_.push_back(std::move(entry));
   return {};
 }
