@@ -56,7 +56,8 @@ Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, 
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
-    if (key.String() == "params") continue;
+    // Its members are not a setting: views have other ones, or none of those names.
+    if (key.String() == "params" || key.String() == "param_names") continue;
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);

@@ -75,7 +75,35 @@ def refusal(engine: Any) -> str:
         return 'optimizer states on NVMe are not in memory'
     if getattr(engine, 'zenflow', False) or 'SuperOffload' in type(engine.optimizer).__name__:
         return f'{type(engine.optimizer).__name__} updates states beside the training'
+    partitioned = type(engine.optimizer).__name__ == 'BF16_Optimizer'
+    if partitioned and not engine.zero_optimization_stage() and _data_parallel(engine)[1] > 1:
+        return ('a BF16_Optimizer without ZeRO has parts on each data-parallel rank of which its '
+                'files do not say whose they are: ZeRO 1 does')
+    if engine.has_moe_layers and not engine.zero_optimization_stage():
+        return 'without ZeRO nothing says whose the states of a mixture of experts are: ZeRO 1 does'
     return ''
+
+
+def _with_names(engine: Any, state_dict: Any) -> Any:
+    """A file of an engine without ZeRO whose optimizer's groups say whose its numbered states are,
+    as torch's own do where it was given names."""
+    given = state_dict.get('optimizer') if isinstance(state_dict, dict) else None
+    if engine.zero_optimization_stage() or not isinstance(given, dict):
+        return state_dict
+    optimizer, inner = engine.optimizer, given.get('optimizer_state_dict')
+    live = (getattr(optimizer, 'fp16_groups', None)  # FP16_UnfusedOptimizer; the others are masters
+            if inner is not None else [group['params'] for group in getattr(optimizer, 'param_groups', [])])
+    groups = (given if inner is None else inner).get('param_groups')
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    found = [[names.get(id(parameter)) for parameter in group] for group in live or []]
+    if (not isinstance(groups, list) or any(None in one for one in found)
+            or [len(one) for one in found] != [len(group['params']) for group in groups]):
+        return state_dict
+    named = [group if 'param_names' in group else {**group, 'param_names': one}
+             for group, one in zip(groups, found)]
+    told = ({**given, 'param_groups': named} if inner is None else
+            {**given, 'optimizer_state_dict': {**inner, 'param_groups': named}})
+    return {**state_dict, 'optimizer': told}
 
 
 class Recorder:
@@ -107,6 +135,7 @@ class Recorder:
 
     def save(self, state_dict: Any, path: str) -> None:
         """Keeps a file of the tag."""
+        state_dict = _with_names(self.engine, state_dict)
         self.given.append((state_dict, path))
         name = os.path.relpath(path, self.folder)
         one = saved_file(name, state_dict, lambda t: _memory(t) in self._updated,
