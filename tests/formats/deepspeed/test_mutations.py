@@ -48,13 +48,25 @@ def load(path):
     return torch.load(path, weights_only=False)
 
 
+@pytest.fixture(scope='session')
+def originals(tmp_path_factory):
+    """Variants of one's own: a link changes the times of a file that other programs read."""
+    folder, made = tmp_path_factory.mktemp('originals'), set()
+
+    def original(variant):
+        if variant not in made:
+            shutil.copytree(f'{FIXTURES}/{variant}/ckpt', folder / variant, ignore=shutil.ignore_patterns('*_universal'))
+            made.add(variant)
+        return folder / variant
+    return original
+
+
 @pytest.fixture
-def copy(tmp_path):
+def copy(tmp_path, originals):
     """A variant's save directory of links; replace a file, never write into it."""
     def make(variant, name='copy'):
         target = tmp_path / name
-        shutil.copytree(f'{FIXTURES}/{variant}/ckpt', target, copy_function=os.link,
-                        ignore=shutil.ignore_patterns('*_universal'))
+        shutil.copytree(originals(variant), target, copy_function=os.link)
         return target
     return make
 
