@@ -52,7 +52,7 @@ Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key, Copy
 }
 
 // The dict of a group without its members.
-Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, HyperGroup& out) {
+Status ReadSettings(PickleRef group, const TorchFile* file, CopyBudget& budget, HyperGroup& out) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
@@ -61,7 +61,7 @@ Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, 
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);
-    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, &file, builder));
+    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, file, builder));
     if (!copy) {
       out.tensors.push_back(KeyText(key));
       continue;
@@ -282,7 +282,7 @@ Status ReadZero12(PickleRef root, PickleRef zero, Input& in, OptimizerStates& ou
   }
   if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, in, out));
   if (in.keep && !out.elastic) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], &in.file, in.budget));
   }
   return {};
 }
@@ -296,7 +296,7 @@ Status ReadZero3(PickleRef zero, Input& in, OptimizerStates& out) {
   }
   if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], in, out));
   if (in.keep && base) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], &in.file, in.budget));
   }
   return {};
 }
@@ -334,7 +334,7 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blo
   return out;
 }
 
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile* file,
                                                 CopyBudget& budget) {
   std::vector<HyperGroup> groups;
   for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {
@@ -375,7 +375,7 @@ std::vector<LeftOut> LeftOutSettings(std::span<const HyperGroup> groups, std::st
                       shown));
     }
     for (const std::string& key : group.tensors) {
-      add(key, StrCat("setting '", key, "' is a tensor of several elements, or holds tensors"));
+      add(key, StrCat("setting '", key, "' is a tensor, or holds some"));
     }
   }
   return out;

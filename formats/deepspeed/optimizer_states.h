@@ -95,8 +95,9 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blo
                                             const RankKey& rank, bool keep);
 
 // The pieces that stage 0 shares.  `budget`: of the file, for what is copied per mention.
-// BLOCKS: on reading hyper-parameters that are tensors.
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
+// file: tensors of one element are read of it, and are numbers; null: jobs that load them ask for
+// tensors, which no group of a step has, so they are left out.  BLOCKS: on reading them.
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile* file,
                                                 CopyBudget& budget);
 // How messages write a key of a dict.
 std::string KeyText(PickleRef key);
