@@ -3,13 +3,12 @@
 #include "core/check/stage_copies.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
+#include <map>
 #include <utility>
 
-#include "core/base/strings.h"
-#include "core/view/plan.h"
+#include "core/check/split_copies.h"
 #include "core/view/plan_reader.h"
+#include "core/view/whole_atom.h"
 
 namespace ckptfs {
 namespace {
@@ -18,34 +17,20 @@ constexpr uint64_t kSample = 4096;  // bytes
 constexpr uint64_t kSamples = 8;
 constexpr uint64_t kPiece = uint64_t{1} << 20;
 
-// The copies of one parameter's atoms, each an atom that can be read by itself.
+// An atom of the step, and the first of its copies among those that can be read by themselves.
+struct Held {
+  uint32_t atom = 0;
+  uint32_t first = 0;
+};
+
+// The copies of one parameter's atoms: of each as many.
 class ParameterCopies {
  public:
-  ParameterCopies(const StepModel& model, ParameterIndex parameter, BlobReader& blobs)
-      : blobs_(blobs) {
-    alone_.roots = model.roots;
-    alone_.blobs = model.blobs;
-    alone_.parameters = model.parameters;
-    for (uint32_t i = 0; i < model.atoms.size(); ++i) {
-      const Atom& atom = model.atoms[i];
-      const auto copies = EqualCopies(atom.source);
-      if (atom.parameter != parameter || copies.size() < 2) continue;
-      if (count_ == 0) count_ = copies.size();
-      if (copies.size() != count_) continue;
-      atoms_.push_back({i, static_cast<uint32_t>(alone_.atoms.size())});
-      for (const Gather& gather : copies) {
-        Atom copy = atom;
-        copy.source = AtomSource{};
-        copy.source.gathers.push_back(gather);
-        alone_.atoms.push_back(std::move(copy));
-      }
-    }
-  }
+  ParameterCopies(std::vector<Held> atoms, size_t count, const StepModel& alone, BlobReader& blobs)
+      : alone_(alone), blobs_(blobs), count_(count), atoms_(std::move(atoms)) {}
 
   size_t count() const { return count_; }
-  bool Has(size_t atom) const {
-    return std::ranges::any_of(atoms_, [&](const Held& held) { return held.atom == atom; });
-  }
+  const std::vector<Held>& atoms() const { return atoms_; }
 
   // True if no sample of any atom differs.
   Result<bool> AreEqual(size_t a, size_t b) const {
@@ -80,21 +65,9 @@ class ParameterCopies {
   }
 
  private:
-  struct Held {
-    uint32_t atom = 0;   // of the step
-    uint32_t first = 0;  // the first of its copies, of alone_
-  };
-
   Result<Plan> PlanOf(const Held& held, size_t copy) const {
     const AtomIndex index{held.first + static_cast<uint32_t>(copy)};
-    const Atom& atom = alone_.atom(index);
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(atom.shape));
-    PlanBuilder builder;
-    builder.Atom(index, std::make_shared<const LocalTensor>(WholeTensor(atom.shape)), 0, elements,
-                 atom.dtype);
-    Plan plan = std::move(builder).Finish();
-    CKPT_RETURN_IF_ERROR(plan.Validate(alone_));
-    return plan;
+    return PlanOfWholeAtom(alone_, index, alone_.atom(index).dtype);
   }
 
   Result<std::vector<std::byte>> Read(const Plan& plan, uint64_t at, uint64_t most) const {
@@ -105,11 +78,23 @@ class ParameterCopies {
     return bytes;
   }
 
+  const StepModel& alone_;
   BlobReader& blobs_;
-  StepModel alone_;
-  size_t count_ = 0;
-  std::vector<Held> atoms_;
+  const size_t count_;
+  const std::vector<Held> atoms_;
 };
+
+// The atoms of each parameter, by its number.
+std::map<ParameterIndex, std::vector<uint32_t>> AtomsOf(const StepModel& model,
+                                                        std::span<const ParameterIndex> wanted) {
+  std::map<ParameterIndex, std::vector<uint32_t>> out;
+  for (const ParameterIndex parameter : wanted) out[parameter];
+  for (uint32_t i = 0; i < model.atoms.size(); ++i) {
+    const auto found = out.find(model.atoms[i].parameter);
+    if (found != out.end()) found->second.push_back(i);
+  }
+  return out;
+}
 
 // The copies that are the parameter; all of them where they are equal.
 Result<std::vector<size_t>> ChooseCopies(const ParameterCopies& copies, const std::string& name) {
@@ -144,30 +129,44 @@ void Keep(const std::vector<size_t>& kept, AtomSource& source) {
   if (source.gathers.size() == 1) source.kind = SourceKind::kGather;
 }
 
+// Nothing says which stage wrote a weight that stands alone: it is its master, cast.
+void TakeMaster(const std::vector<uint32_t>& atoms, const ParameterCopies& copies,
+                StepModel& model) {
+  const auto master = std::ranges::find_if(
+      copies.atoms(), [&](const Held& one) { return model.atoms[one.atom].kind == "master"; });
+  if (master == copies.atoms().end()) return;
+  for (const uint32_t i : atoms) {
+    Atom& atom = model.atoms[i];
+    const bool has_copies =
+        std::ranges::find(copies.atoms(), i, &Held::atom) != copies.atoms().end();
+    if (atom.kind != "weight" || has_copies || atom.source.kind == SourceKind::kCast) continue;
+    atom.source = CastSource(AtomIndex{master->atom});
+  }
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> KeepTrainedCopies(StepModel& model,
                                                    std::span<const ParameterIndex> on_several,
                                                    BlobReader& blobs) {
   std::vector<std::string> changed;
-  for (const ParameterIndex parameter : on_several) {
-    const ParameterCopies copies(model, parameter, blobs);
+  StepModel alone = WithoutAtoms(model);
+  for (const auto& [parameter, atoms] : AtomsOf(model, on_several)) {
+    std::vector<Held> held;
+    size_t count = 0;
+    for (const uint32_t i : atoms) {
+      const size_t copies = EqualCopies(model.atoms[i].source).size();
+      if (count == 0 && copies > 1) count = copies;
+      if (copies > 1 && copies == count) {
+        held.push_back({i, AddCopies(model.atoms[i], alone).first});
+      }
+    }
+    const ParameterCopies copies(std::move(held), count, alone, blobs);
     const std::string& name = model.parameter(parameter).name;
     CKPT_ASSIGN_OR_RETURN(const std::vector<size_t> kept, ChooseCopies(copies, name));
-    if (kept.size() == copies.count()) continue;
-    std::optional<AtomIndex> master;
-    for (uint32_t i = 0; i < model.atoms.size(); ++i) {
-      if (!copies.Has(i)) continue;
-      Keep(kept, model.atoms[i].source);
-      if (model.atoms[i].kind == "master") master = AtomIndex{i};
-    }
-    // Nothing says which stage wrote a weight that stands alone.
-    for (uint32_t i = 0; i < model.atoms.size(); ++i) {
-      Atom& atom = model.atoms[i];
-      const bool alone = atom.parameter == parameter && atom.kind == "weight" && !copies.Has(i) &&
-                         atom.source.kind != SourceKind::kCast;
-      if (alone && master) atom.source = CastSource(*master);
-    }
+    if (kept.size() == count) continue;
+    for (const Held& one : copies.atoms()) Keep(kept, model.atoms[one.atom].source);
+    TakeMaster(atoms, copies, model);
     changed.push_back(name);
   }
   return changed;

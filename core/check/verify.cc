@@ -13,10 +13,12 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/blob/chunk_list.h"
+#include "core/check/split_copies.h"
 #include "core/check/weight_check.h"
 #include "core/model/read_blobs.h"
 #include "core/view/plan.h"
 #include "core/view/plan_reader.h"
+#include "core/view/whole_atom.h"
 
 namespace ckptfs {
 namespace {
@@ -33,20 +35,9 @@ struct SplitStep {
 
 SplitStep SplitCopies(const StepModel& step) {
   SplitStep split;
-  split.model.roots = step.roots;
-  split.model.blobs = step.blobs;
-  split.model.parameters = step.parameters;
+  split.model = WithoutAtoms(step);
   split.model.atoms = step.atoms;  // casts refer by index: keep the originals first
-  for (const Atom& atom : step.atoms) {
-    const auto first = static_cast<uint32_t>(split.model.atoms.size());
-    for (const Gather& gather : AllCopies(atom.source)) {
-      Atom copy = atom;
-      copy.source = AtomSource{};
-      copy.source.gathers.push_back(gather);
-      split.model.atoms.push_back(std::move(copy));
-    }
-    split.copies.emplace_back(first, static_cast<uint32_t>(split.model.atoms.size()));
-  }
+  for (const Atom& atom : step.atoms) split.copies.push_back(AddCopies(atom, split.model));
   return split;
 }
 
@@ -89,7 +80,7 @@ class Verification {
   Result<uint64_t> ListWeights(std::vector<uint8_t>& read);
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
-  // What is wrong with the blob, whose chunks have these digests; empty if nothing is.  A file of
+  // Says what is wrong with the blob, whose chunks have these digests; "" if nothing is.  A file of
   // digests that is missing or damaged is a defect of its own.
   std::string WrongChunks(BlobIndex index, std::span<const Digest> found);
   RecordSums SumsOf(BlobIndex index);
@@ -282,8 +273,7 @@ Result<Plan> Verification::PlanOf(AtomIndex atom, std::shared_ptr<const LocalTen
 }
 
 Result<Plan> Verification::WholeAtom(AtomIndex atom, DType dtype) const {
-  const Shape& shape = split_.model.atom(atom).shape;
-  return PlanOf(atom, std::make_shared<const LocalTensor>(WholeTensor(shape)), dtype);
+  return PlanOfWholeAtom(split_.model, atom, dtype);
 }
 
 template <class Visit>

@@ -6,17 +6,14 @@
 
 #include "core/base/strings.h"
 #include "core/view/plan_reader.h"
+#include "core/view/whole_atom.h"
 
 namespace ckptfs {
 
 Result<AtomBlocks> AtomBlocks::Open(const StepModel& model, BlobReader& blobs, AtomIndex index) {
   const Atom& atom = model.atom(index);
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(atom.shape));
-  PlanBuilder builder;
-  builder.Atom(index, std::make_shared<const LocalTensor>(WholeTensor(atom.shape)), 0, elements,
-               atom.dtype);
-  Plan plan = std::move(builder).Finish();
-  CKPT_RETURN_IF_ERROR(plan.Validate(model));
+  CKPT_ASSIGN_OR_RETURN(Plan plan, PlanOfWholeAtom(model, index, atom.dtype));
   return AtomBlocks(model, blobs, std::move(plan), ByteWidth(atom.dtype), elements);
 }
 

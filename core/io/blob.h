@@ -53,7 +53,8 @@ struct Blob {
   Digest frame;                // of what lies between its records (core/blob/frame.h); zero: none
   uint64_t chunk_bytes = 0;    // 0: no digests of chunks
   std::vector<Digest> chunks;  // of every chunk_bytes of it, the last may be shorter
-  // Of these digests, where a file of the store has them and not `chunks` (core/blob/chunk_list.h).
+  // The digest of these digests, where a file of the store has them and not `chunks`
+  // (core/blob/chunk_list.h).
   Digest chunk_list;
 
   bool owned() const { return store_owned && stamp.size_only(); }

@@ -59,8 +59,8 @@ struct PreparedRank {
   uint32_t rank = 0;
   uint64_t bytes = 0;          // of its file
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
-  // Of these digests, where the store has them in a file (core/blob/chunk_list.h): a record that
-  // was read then lacks `chunks`.
+  // The digest of these digests, where the store has them in a file (core/blob/chunk_list.h): a
+  // record that was read then lacks `chunks`.
   Digest chunk_list = {};
   bool operator==(const PreparedRank&) const = default;
 

@@ -10,6 +10,7 @@
 #include "core/view/plan_reader.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
+#include "core/view/whole_atom.h"
 
 namespace ckptfs {
 namespace {
@@ -115,13 +116,8 @@ Status TensorCopies::MarkFiles(const CopiedTensor& tensor, size_t copy, uint64_t
 Result<CopyReader> CopyReader::Open(const TensorCopies& copies, BlobReader& blobs,
                                     const CopiedTensor& tensor, size_t copy) {
   const AtomIndex index = tensor.copies[copy];
-  const Atom& atom = copies.model().atom(index);
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(atom.shape));
-  PlanBuilder builder;
-  builder.Atom(index, std::make_shared<const LocalTensor>(WholeTensor(atom.shape)), 0, elements,
-               atom.dtype);
-  Plan plan = std::move(builder).Finish();
-  CKPT_RETURN_IF_ERROR(plan.Validate(copies.model()));
+  CKPT_ASSIGN_OR_RETURN(Plan plan,
+                        PlanOfWholeAtom(copies.model(), index, copies.model().atom(index).dtype));
   return CopyReader(copies.model(), blobs, std::move(plan), AtomLabel(copies.model(), index));
 }
 

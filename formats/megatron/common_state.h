@@ -48,7 +48,7 @@ class CommonState {
                                   Assembler& assembler);
   // Of a file of one rank (the legacy form), whose root is such a dict and the rank's model beside.
   static Result<CommonState> Of(TorchFile file, BlobIndex blob);
-  // Of the arguments alone, which are the file's root: all else is elsewhere.  kInvalid if the root
+  // The arguments alone, which are the file's root: all else is elsewhere.  kInvalid if the root
   // is not a Namespace or a dict.
   static Result<CommonState> OfArguments(TorchFile file, BlobIndex blob);
 

@@ -197,7 +197,7 @@ int CommandSet::Run(std::vector<std::string> words) {
   if (command.starts_with("--") && command != "--help" && command != "--version") {
     return finish(RefuseUsage(WhyNotInFront(commands_, words)));
   }
-  const Command* const meant = Find(command);
+  Command* const meant = Find(command);
   if (const std::string unknown = meant == nullptr ? "" : UnknownOption(*meant, words);
       !unknown.empty()) {
     return finish(RefuseUsage(WhyExtra(*meant, unknown)));
@@ -219,9 +219,8 @@ int CommandSet::Run(std::vector<std::string> words) {
     return app.exit(error);  // prints what was asked for: help, the version
   }
   if (!chosen) return static_cast<int>(ExitCode::kUsage);
-  Command& named = *Find(command);
-  named.words = words;
-  const Status read = ReadConfig(named, app);
+  meant->words = words;  // it was chosen by its name
+  const Status read = ReadConfig(*meant, app);
   return finish(read ? chosen() : read);
 }
 

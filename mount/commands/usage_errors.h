@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is wrong with the words of a command line, said with what was probably meant.
+// These functions say what is wrong with the words of a command line, and what was probably meant.
 //
 // Thread safety: pure functions.
 

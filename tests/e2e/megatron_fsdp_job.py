@@ -138,7 +138,7 @@ class Job:
                             use_distributed_optimizer=True, clip_grad=0.0), [self.model])
 
     def pieces(self):
-        """Of each parameter: its name, its optimizer's parameter, where this rank's part of it begins, and its group of buffers."""
+        """Yields for each parameter its name, its optimizer's parameter, where this rank's part of it begins, and its group of buffers."""
         for name, parameter in self.buffer.optimizer_named_parameters:
             group = self.buffer.parameter_groups[self.buffer.param_to_param_group[parameter.orig_param]]
             item = group.model_weight_buffer.param_idx[parameter.orig_param]
@@ -163,7 +163,7 @@ class Job:
         self.optimizer.step()
 
     def keep_live(self, path):
-        """What this rank has in memory."""
+        """Keeps what this rank has in memory."""
         states, shapes = [], {}
         for name, parameter, (first, last), group, item in self.pieces():
             kinds = {'master': parameter, **self.optimizer.optimizer.state.get(parameter, {})}
@@ -184,7 +184,7 @@ class Job:
         return out
 
     def state(self):
-        """What Megatron's generate_state_dict and preprocess_fsdp_dtensor_state_dict make (megatron/training/checkpointing.py of core 0.16.1)."""
+        """Returns what Megatron's generate_state_dict and preprocess_fsdp_dtensor_state_dict make (megatron/training/checkpointing.py of core 0.16.1)."""
         args = self.args()
         [model] = unwrap_model([self.model])
         state = {'args': args, 'checkpoint_version': 3.0, 'iteration': 7, 'model': model.state_dict_for_save_checkpoint(),

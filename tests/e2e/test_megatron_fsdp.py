@@ -76,7 +76,7 @@ def whole_shape(key, shape, ranks):
 
 
 def truth_of(saved, name):
-    """What was in the buffers, put together: {kind: {key: tensor}}; kinds are states and `weight`."""
+    """Returns what was in the buffers, put together: {kind: {key: tensor}}; kinds are states and `weight`."""
     tp, etp, per_rank, experts, _ = JOBS[name]
     out = {}
     for rank in range(4):
@@ -195,7 +195,7 @@ def test_groups_have_the_parameters_that_the_save_says(shown):
 
 @pytest.fixture(scope='module')
 def loaded(shown, saved, tmp_path_factory):
-    """What is wrong with what real ranks have in memory that load megatron/ at other degrees, by variant."""
+    """Says what is wrong with what real ranks have in memory that load megatron/ at other degrees, by variant."""
     folder = tmp_path_factory.mktemp('loads')
     tasks = []
     for name, model, degrees, layout in CELLS:

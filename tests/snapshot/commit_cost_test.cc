@@ -65,8 +65,8 @@ StorageCalls MostOf(const StorageCalls& a, const StorageCalls& b) {
           std::max(a.stats, b.stats), std::max(a.writes, b.writes)};
 }
 
-// What a leader reads of a part, and what the manifest says of a rank's file, do not depend on how
-// large the file is.
+// A leader reads of a part, and a manifest says of a rank's file, as much however large the file
+// is.
 TEST(CommitCostTest, RecordsDoNotGrowWithTheBytesOfFiles) {
   const auto sizes = [](uint64_t elements) {
     const auto disk = std::make_shared<MemoryRoot>("storage");

@@ -50,7 +50,7 @@ TEST(CommitRecordsTest, APartHasTheDigestOfAList) {
   EXPECT_EQ(RenderPart(*read), text);
   part.ranks[0].chunks[1].low ^= 1;
   EXPECT_FALSE(read->ranks[0].IsSameAs(part.ranks[0]));
-  // What a build before lists reads.
+  // A build of before lists reads this.
   const auto old = UnsealRecord(text);
   ASSERT_FALSE(old);
   EXPECT_EQ(old.error().code, ErrorCode::kUnsupported);

@@ -37,7 +37,7 @@ bool Take(std::string_view& text, std::string_view front) {
   return true;
 }
 
-// What stands behind the last ".mlp."; "" where there is none.
+// Returns the text behind the last ".mlp."; "" where there is none.
 std::string_view InsideMlp(std::string_view name) {
   constexpr std::string_view kMlp = ".mlp.";
   const size_t at = name.rfind(kMlp);

@@ -40,7 +40,7 @@ struct FsdpKey {
 
 FsdpKey FsdpKeyOf(std::string_view key);
 
-// Which rows of a linear_fc1 a tensor has.
+// The rows of a linear_fc1 that a tensor has.
 enum class FsdpHalf : uint8_t { kAll, kGate, kUp };
 
 struct HalvedName {

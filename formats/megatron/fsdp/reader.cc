@@ -30,7 +30,7 @@ constexpr std::string_view kOfRanks[] = {"rng_state", "rerun_state_machine"};
 
 std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
 
-// What the job computes in; nothing for fp32.
+// The dtype that the job computes in; nothing for fp32.
 std::optional<DType> ComputedOf(const CommonState& common) {
   if (common.Flag("bf16")) return DType::kBF16;
   if (common.Flag("fp16")) return DType::kF16;
@@ -118,7 +118,7 @@ void FsdpReader::FindParts() {
   for (size_t i = 0; i < tensors.size(); ++i) add({false, i}, tensors[i].name);
 }
 
-// What is of a group is trained: of these `model` has what the optimizer updates.
+// Parameters of a group are trained: `model` has what the optimizer updates of them.
 Status FsdpReader::AddWeights() {
   if (tensors_.empty()) return Refuse("it does not hold the weights of a model");
   if (common_) computed_ = ComputedOf(*common_);

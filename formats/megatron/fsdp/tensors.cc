@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kDecoder = "decoder.layers.";
 constexpr uint64_t kMaxNumber = uint64_t{1} << 20;  // of layers, of experts of one
 
-// What one name of the module stands for: all of a parameter, or its halves.
+// One name of the module stands for this: all of a parameter, or its halves.
 struct Held {
   std::optional<size_t> all, gate, up;  // tensors of the metadata
 };

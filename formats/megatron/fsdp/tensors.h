@@ -28,7 +28,7 @@
 
 namespace ckptfs::megatron {
 
-// What a tensor's parts have to agree with.
+// A tensor's parts have to agree with this.
 struct FsdpJob {
   // By the arguments; nothing where there are none.
   std::optional<uint64_t> layers, experts;  // experts of a layer; 0: it has none

@@ -13,7 +13,7 @@ import torch
 
 from . import url as urls
 from .plain_pickle import Unreadable
-from .saved_values import ADDED, OWN, TENSORS, SavedValues, document_of, hyper_parameters, with_tensors
+from .saved_values import ADDED, OWN, TENSORS, SavedValues, document_of, hyper_parameters, numbers_of, with_tensors
 from .step_files import Program, Stored, tensors_of
 
 
@@ -30,8 +30,7 @@ class SavedStep:
         self._url, self._files = url, Program(*urls.parse(url))
         self._description = self._files.describe()
         self._tensors: Optional[Dict[Tuple[str, str, str], Stored]] = None
-        # (optimizer, kind, parameter) of the states that were Python numbers.
-        self._numbers = {tuple(one) for one in self._description.get('numbers', [])}
+        self._numbers = numbers_of(self._description)
 
     def __enter__(self) -> 'SavedStep':
         return self

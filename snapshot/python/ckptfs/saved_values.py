@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of a step beside tensors of parameters, as a state dict of DCP names it."""
 import pickle
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 import torch
 
@@ -105,6 +105,11 @@ class Spelling:
         return [label] if label else ['optim', 'optimizer']
 
 
+def numbers_of(description: Mapping[str, Any]) -> Set[Tuple[str, str, str]]:
+    """(optimizer, kind, parameter) of the states that were Python numbers."""
+    return {tuple(one) for one in description.get('numbers', [])}
+
+
 class SavedValues:
     """description: what `ckptfs read` says of a step; tensor(document, number, dtype, shape,
     strides): of a document's.
@@ -119,7 +124,7 @@ class SavedValues:
         self.values: Dict[str, Any] = {}
         self.labels: Dict[str, List[str]] = {}
         documents = documents_of(description, tensor)
-        self.numbers = {tuple(one) for one in description.get('numbers', [])}
+        self.numbers = numbers_of(description)
         self._owners = {(kind, name): label
                         for label, kind, name in description.get('owners', [])}
         self.spelling = Spelling(description.get('spelling'))

@@ -320,8 +320,8 @@ def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
 
 
 def added_entries(optimizer: Any) -> Dict[str, Any]:
-    """What its state_dict() has beside states and groups; called before these are read, since it
-    may bring them up to date."""
+    """Returns what its state_dict() has beside states and groups; called before these are read,
+    since it may bring them up to date."""
     if not compat.adds_to_optimizer_state(optimizer):
         return {}
     return {key: value for key, value in optimizer.state_dict().items()

@@ -180,7 +180,7 @@ class Stored:
                 target[first - rows[0]:last - rows[0]].copy_(some[(slice(None), *inner)])
 
     def number(self, files: Files) -> Union[bool, int, float]:
-        """Of one that was a Python number."""
+        """Returns the value of a state that was a Python number."""
         value = torch.empty(self.shape, dtype=self.dtype)
         self.load(files, tuple(slice(0, size) for size in self.shape), value)
         return value.item()
