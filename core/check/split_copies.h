@@ -16,7 +16,8 @@ namespace ckptfs {
 // The files and parameters of the step, for atoms to be added to.
 StepModel WithoutAtoms(const StepModel& step);
 
-// Adds each copy of a replicated or averaged atom.  Returns the numbers that they have: [first, end).
+// Adds each copy of a replicated or averaged atom.  Returns the numbers that they have: [first,
+// end).
 std::pair<uint32_t, uint32_t> AddCopies(const Atom& atom, StepModel& split);
 
 }  // namespace ckptfs

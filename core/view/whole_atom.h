@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanOfWholeAtom makes a file of an atom's elements, all of them in order, for those who compare or
-// count them.
+// PlanOfWholeAtom makes a file of an atom's elements, all of them in order, for those who compare
+// or count them.
 //
 // Thread safety: a pure function.
 

@@ -3,13 +3,14 @@
 #include "formats/torch/numpy_number.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <initializer_list>
-#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/tensor/cast.h"
@@ -47,6 +48,21 @@ std::string_view DTypeOf(const PickleTree& tree, const PickleNode& node) {
   return little ? std::string_view(name.text) : std::string_view();
 }
 
+constexpr std::array<std::pair<std::string_view, DType>, 12> kNumpyTypes = {{
+    {"b1", DType::kBool},
+    {"f8", DType::kF64},
+    {"f4", DType::kF32},
+    {"f2", DType::kF16},
+    {"i8", DType::kI64},
+    {"i4", DType::kI32},
+    {"i2", DType::kI16},
+    {"i1", DType::kI8},
+    {"u8", DType::kU64},
+    {"u4", DType::kU32},
+    {"u2", DType::kU16},
+    {"u1", DType::kU8},
+}};
+
 template <class T>
 T As(std::string_view bytes) {
   T value;
@@ -54,39 +70,49 @@ T As(std::string_view bytes) {
   return value;
 }
 
-double OfHalf(std::string_view bytes) {
+// A float of another width than C++ has.
+std::optional<PythonNumber> OfFloat(DType dtype, std::string_view bytes) {
+  const CastFunction cast = FindCast(dtype, DType::kF64);
+  if (cast == nullptr) return std::nullopt;
   double wide = 0;
-  FindCast(DType::kF16, DType::kF64)(std::as_bytes(std::span(bytes)).data(),
-                                     std::as_writable_bytes(std::span(&wide, 1)).data(), 1);
-  return wide;
+  cast(std::as_bytes(std::span(bytes)).data(), std::as_writable_bytes(std::span(&wide, 1)).data(),
+       1);
+  return PythonNumber(wide);
 }
 
 }  // namespace
 
-std::optional<NumpyNumber> NumpyNumberOf(const PickleTree& tree, const PickleNode& node) {
+std::optional<PythonNumber> PythonNumberOf(DType dtype, std::string_view bytes) {
+  if (bytes.size() != ByteWidth(dtype)) return std::nullopt;
+  switch (dtype) {
+    case DType::kBool: return PythonNumber(bytes[0] != 0);
+    case DType::kF64: return PythonNumber(As<double>(bytes));
+    case DType::kF32: return PythonNumber(static_cast<double>(As<float>(bytes)));
+    case DType::kI64: return PythonNumber(As<int64_t>(bytes));
+    case DType::kI32: return PythonNumber(int64_t{As<int32_t>(bytes)});
+    case DType::kI16: return PythonNumber(int64_t{As<int16_t>(bytes)});
+    case DType::kI8: return PythonNumber(int64_t{As<int8_t>(bytes)});
+    case DType::kU32: return PythonNumber(int64_t{As<uint32_t>(bytes)});
+    case DType::kU16: return PythonNumber(int64_t{As<uint16_t>(bytes)});
+    case DType::kU8: return PythonNumber(int64_t{As<uint8_t>(bytes)});
+    case DType::kU64: break;
+    default: return OfFloat(dtype, bytes);
+  }
+  const auto value = As<uint64_t>(bytes);
+  if (!std::in_range<int64_t>(value)) return std::nullopt;
+  return PythonNumber(static_cast<int64_t>(value));
+}
+
+std::optional<PythonNumber> NumpyNumberOf(const PickleTree& tree, const PickleNode& node) {
   const auto* arguments =
       ArgumentsOf(tree, node, "scalar", {"numpy.core.multiarray", "numpy._core.multiarray"});
   if (arguments == nullptr || arguments->size() != 2) return std::nullopt;
-  const std::string_view type = DTypeOf(tree, tree.nodes[(*arguments)[0]]);
+  const std::string_view name = DTypeOf(tree, tree.nodes[(*arguments)[0]]);
+  const auto type =
+      std::ranges::find(kNumpyTypes, name, &std::pair<std::string_view, DType>::first);
   const PickleNode& held = tree.nodes[(*arguments)[1]];
-  if (type.size() != 2 || held.kind != Kind::kBytes) return std::nullopt;
-  const std::string_view bytes = held.text;
-  if (bytes.size() != static_cast<size_t>(type[1] - '0')) return std::nullopt;
-  if (type == "b1") return NumpyNumber(bytes[0] != 0);
-  if (type == "f8") return NumpyNumber(As<double>(bytes));
-  if (type == "f4") return NumpyNumber(static_cast<double>(As<float>(bytes)));
-  if (type == "f2") return NumpyNumber(OfHalf(bytes));
-  if (type == "i8") return NumpyNumber(As<int64_t>(bytes));
-  if (type == "i4") return NumpyNumber(int64_t{As<int32_t>(bytes)});
-  if (type == "i2") return NumpyNumber(int64_t{As<int16_t>(bytes)});
-  if (type == "i1") return NumpyNumber(int64_t{As<int8_t>(bytes)});
-  if (type == "u4") return NumpyNumber(int64_t{As<uint32_t>(bytes)});
-  if (type == "u2") return NumpyNumber(int64_t{As<uint16_t>(bytes)});
-  if (type == "u1") return NumpyNumber(int64_t{As<uint8_t>(bytes)});
-  if (type != "u8") return std::nullopt;
-  const auto value = As<uint64_t>(bytes);
-  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
-  return NumpyNumber(static_cast<int64_t>(value));
+  if (type == kNumpyTypes.end() || held.kind != Kind::kBytes) return std::nullopt;
+  return PythonNumberOf(type->second, held.text);
 }
 
 }  // namespace ckptfs

@@ -2,22 +2,20 @@
 
 #include "formats/torch/plain_value.h"
 
-#include <cstring>
-#include <span>
+#include <variant>
 #include <vector>
 
-#include "core/tensor/cast.h"
+#include "formats/torch/numpy_number.h"
 
 namespace ckptfs {
 namespace {
 
 constexpr int kMaxDepth = 8;  // betas in a tuple, a tuple of these
 
-template <class T>
-T FromBytes(const std::string& bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  return value;
+NodeId Print(const PythonNumber& number, PickleBuilder& builder) {
+  if (const bool* truth = std::get_if<bool>(&number)) return builder.Bool(*truth);
+  if (const int64_t* whole = std::get_if<int64_t>(&number)) return builder.Int(*whole);
+  return builder.Float(std::get<double>(number));
 }
 
 bool HoldsTensor(PickleRef value) {
@@ -38,11 +36,8 @@ Result<std::optional<NodeId>> CopyItem(PickleRef value, const TorchFile* file, i
                                        PickleBuilder& builder) {
   if (const TensorNode* tensor = value.Tensor()) return CopyTensor(*tensor, file, builder);
   const PickleNode::Kind kind = value.node().kind;
-  if (kind == PickleNode::Kind::kReduce) {  // else it is a number of Python already
-    if (const auto whole = value.Int()) return std::optional(builder.Int(*whole));
-    if (const auto truth = value.Bool()) return std::optional(builder.Bool(*truth));
-    if (const auto number = value.Number()) return std::optional(builder.Float(*number));
-  }
+  const auto number = NumpyNumberOf(value.tree(), value.node());
+  if (number) return std::optional(Print(*number, builder));
   const bool container = kind == PickleNode::Kind::kTuple || kind == PickleNode::Kind::kList;
   if (!container || depth == kMaxDepth) {
     if (HoldsTensor(value)) return std::optional<NodeId>();
@@ -61,22 +56,8 @@ Result<std::optional<NodeId>> CopyItem(PickleRef value, const TorchFile* file, i
 }  // namespace
 
 std::optional<NodeId> NumberNode(DType dtype, const std::string& bytes, PickleBuilder& builder) {
-  switch (dtype) {
-    case DType::kF64: return builder.Float(FromBytes<double>(bytes));
-    case DType::kF32: return builder.Float(static_cast<double>(FromBytes<float>(bytes)));
-    case DType::kI64: return builder.Int(FromBytes<int64_t>(bytes));
-    case DType::kI32: return builder.Int(FromBytes<int32_t>(bytes));
-    case DType::kI16: return builder.Int(FromBytes<int16_t>(bytes));
-    case DType::kI8: return builder.Int(FromBytes<int8_t>(bytes));
-    case DType::kU8: return builder.Int(FromBytes<uint8_t>(bytes));
-    case DType::kBool: return builder.Bool(bytes[0] != 0);
-    default: break;
-  }
-  const CastFunction cast = FindCast(dtype, DType::kF64);
-  if (cast == nullptr) return std::nullopt;
-  std::string wide(sizeof(double), '\0');
-  cast(std::as_bytes(std::span(bytes)).data(), std::as_writable_bytes(std::span(wide)).data(), 1);
-  return builder.Float(FromBytes<double>(wide));
+  const auto number = PythonNumberOf(dtype, bytes);
+  return number ? std::optional(Print(*number, builder)) : std::nullopt;
 }
 
 Result<std::optional<NodeId>> CopyPlain(PickleRef value, const TorchFile* file,
