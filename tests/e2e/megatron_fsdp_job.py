@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -27,7 +26,6 @@ import megatron_ranks
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from megatron.core import parallel_state as ps
 from megatron.core import tensor_parallel
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -35,11 +33,9 @@ from megatron.core.distributed.fsdp import mcore_fsdp_adapter
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import preprocess_state_dict_for_uneven_dtensor
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import fsdp_dtensor_checkpoint as transforms
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
 BASE = {**make_megatron.BASE, 'strategy': 'optim_grads_params', 'instances': 1, 'masters': True, 'args': True}
@@ -108,21 +104,8 @@ class Job:
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         self.c = c
-        dtype = getattr(torch, c['dtype'])
-        config = TransformerConfig(
-            num_layers=c['layers'], hidden_size=c['hidden'], num_attention_heads=c['heads'], num_query_groups=c['groups'],
-            kv_channels=c['channels'], ffn_hidden_size=c['ffn'], use_cpu_initialization=True, params_dtype=dtype,
-            bf16=dtype == torch.bfloat16, fp16=dtype == torch.float16, pipeline_dtype=dtype, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-            add_bias_linear=False, add_qkv_bias=c['bias'], qk_layernorm=c['norm'], normalization='RMSNorm',
-            tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
-            num_moe_experts=c['experts'] or None, moe_router_topk=2, moe_token_dispatcher_type='allgather',
-            moe_shared_expert_intermediate_size=c['shared'] or None, **({'moe_shared_expert_gate': True} if c['shared'] else {}),
-            moe_router_pre_softmax=bool(c['shared']), layernorm_epsilon=c['eps'], hidden_dropout=0.0, attention_dropout=0.0,
-            bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
-            apply_rope_fusion=False, gradient_accumulation_fusion=False, sequence_parallel=bool(c['experts']) and tp > 1)
-        config.sequence_parallel = False  # the norms that need no GPU do not have it, and nothing is computed
-        layer = get_gpt_layer_local_spec(num_experts=c['experts'] or None, moe_grouped_gemm=False,
-                                         qk_layernorm=c['norm'], normalization='RMSNorm')
+        config, layer = make_megatron.config_of(c, self.degrees)
+        dtype = config.params_dtype
         net = GPTModel(config, layer, vocab_size=c['vocab'], max_sequence_length=64, position_embedding_type='rope',
                        rotary_base=c['base'], parallel_output=True, share_embeddings_and_output_weights=c['tied'])
         self.model = FullyShardedDataParallel(
@@ -224,27 +207,20 @@ def make(name, out):
         print('made', name, flush=True)
 
 
-def rank_main(rank, out, names, rendezvous):
+def rank_main(out, names):
     """One rank of all variants."""
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
-    dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
     stand_in_for_streams()
     for name in names:
         make(name, out)
-    dist.barrier()
-    megatron_ranks.end()
 
 
 def main():
-    """Forks the ranks: imports are paid once."""
+    """Makes variants."""
     parser = argparse.ArgumentParser()
     parser.add_argument('out')
     parser.add_argument('names', nargs='*')
     words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(rank_main, (os.path.abspath(words.out), words.names or list(VARIANTS), folder + '/rendezvous'),
-                           nprocs=make_megatron.WORLD, start_method='fork')
+    megatron_ranks.fork(rank_main, make_megatron.WORLD, os.path.abspath(words.out), words.names or list(VARIANTS))
 
 
 if __name__ == '__main__':

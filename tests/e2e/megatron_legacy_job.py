@@ -18,7 +18,6 @@ import functools
 import json
 import os
 import sys
-import tempfile
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -29,7 +28,6 @@ import make_megatron  # it answers what Megatron asks of a GPU, before torch is 
 import megatron_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from megatron.core import dist_checkpointing as dc
 from megatron.core import parallel_state as ps
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -178,31 +176,25 @@ def load_all(tasks, out):
             json.dump(results, f)
 
 
-def rank_main(rank, out, names, loads, rendezvous):
+def rank_main(out, names, loads):
     """One rank of all variants, or of all loads."""
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
     experts_module.gg.assert_grouped_gemm_is_available = lambda: None
-    dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
     if loads:
         with open(loads, encoding='utf-8') as f:
             load_all(json.load(f), out)
     for name in names:
         make(name, out)
-    dist.barrier()
-    megatron_ranks.end()
 
 
 def main():
-    """Forks the ranks: imports are paid once."""
+    """Makes variants, or loads."""
     parser = argparse.ArgumentParser()
     parser.add_argument('out')
     parser.add_argument('names', nargs='*')
     parser.add_argument('--load')
     words = parser.parse_args()
     names = words.names or ([] if words.load else list(VARIANTS))
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(rank_main, (os.path.abspath(words.out), names, words.load, folder + '/rendezvous'), nprocs=make_megatron.WORLD, start_method='fork')
+    megatron_ranks.fork(rank_main, make_megatron.WORLD, os.path.abspath(words.out), names, words.load)
 
 
 if __name__ == '__main__':

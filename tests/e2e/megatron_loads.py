@@ -23,7 +23,6 @@ OUT becomes {name: [what is wrong]}.
 import json
 import os
 import sys
-import tempfile
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -34,7 +33,6 @@ import make_megatron  # it answers what Megatron asks of a GPU, before torch is 
 import megatron_ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from megatron.core import dist_checkpointing as dc
 from megatron.core import parallel_state as ps
@@ -232,11 +230,8 @@ def in_fp32(state, c, task):
     return job
 
 
-def rank_main(rank, tasks, out, rendezvous):
+def rank_main(tasks, out):
     """One rank of all tasks."""
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(make_megatron.WORLD), LOCAL_RANK=str(rank))
-    dist.init_process_group('gloo', init_method='file://' + rendezvous, rank=rank, world_size=make_megatron.WORLD)
     count_reads()
     results = {}
     for task in tasks:
@@ -247,19 +242,16 @@ def rank_main(rank, tasks, out, rendezvous):
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         results[task['name']] = [f'rank {r}: {one}' for r, all_of in enumerate(everyone) for one in all_of[:4]]
-    if rank == 0:
+    if dist.get_rank() == 0:
         with open(out, 'w', encoding='utf-8') as f:
             json.dump(results, f)
-    dist.barrier()
-    megatron_ranks.end()
 
 
 def main():
-    """Forks the ranks: imports are paid once."""
+    """All tasks of a file."""
     with open(sys.argv[1], encoding='utf-8') as f:
         tasks = json.load(f)
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(rank_main, (tasks, sys.argv[2], folder + '/rendezvous'), nprocs=make_megatron.WORLD, start_method='fork')
+    megatron_ranks.fork(rank_main, make_megatron.WORLD, tasks, sys.argv[2])
 
 
 if __name__ == '__main__':
