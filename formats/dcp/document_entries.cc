@@ -25,6 +25,27 @@ bool IsTraversed(PickleRef list, size_t depth) {
   return false;
 }
 
+Status Walk(PickleRef value, std::vector<PathStep>& path, const Leaf& leaf) {
+  const bool deep = path.size() < kDeepest;
+  if (deep && value.IsDict()) {
+    for (const auto& [key, item] : value.Items()) {
+      const bool number = key.node().kind == Kind::kInt;
+      if (!number && !key.String()) continue;  // str() of other keys is not known
+      path.push_back({number ? std::to_string(*key.Int()) : std::string(*key.String()), {}});
+      CKPT_RETURN_IF_ERROR(Walk(item, path, leaf));
+      path.pop_back();
+    }
+    return {};
+  }
+  if (!deep || !IsTraversed(value, kDeepest - path.size())) return leaf(path, value);
+  for (size_t i = 0; i < value.size(); ++i) {
+    path.push_back({"", static_cast<uint32_t>(i)});
+    CKPT_RETURN_IF_ERROR(Walk(value.at(i), path, leaf));
+    path.pop_back();
+  }
+  return {};
+}
+
 class Flattener {
  public:
   Flattener(const Document& document, bool trusted, ObjectArchives& objects,
@@ -32,26 +53,7 @@ class Flattener {
       : document_(document), trusted_(trusted), objects_(objects), entries_(entries) {}
 
   Status Add(std::vector<PathStep>& path, PickleRef value) {
-    const bool deep = path.size() < kDeepest;
-    if (deep && value.IsDict()) {
-      for (const auto& [key, item] : value.Items()) {
-        const bool number = key.node().kind == Kind::kInt;
-        if (!number && !key.String()) continue;  // str() of other keys is not known
-        path.push_back({number ? std::to_string(*key.Int()) : std::string(*key.String()), {}});
-        CKPT_RETURN_IF_ERROR(Add(path, item));
-        path.pop_back();
-      }
-      return {};
-    }
-    if (deep && IsTraversed(value, kDeepest - path.size())) {
-      for (size_t i = 0; i < value.size(); ++i) {
-        path.push_back({"", static_cast<uint32_t>(i)});
-        CKPT_RETURN_IF_ERROR(Add(path, value.at(i)));
-        path.pop_back();
-      }
-      return {};
-    }
-    return AddLeaf(path, value);
+    return Walk(value, path, [&](const auto& at, PickleRef one) { return AddLeaf(at, one); });
   }
 
  private:
@@ -113,6 +115,10 @@ Status AppendDocument(const Document& document, std::vector<PathStep> path, bool
 Status AppendValue(const Document& document, PickleRef value, std::vector<PathStep> path,
                    bool trusted, ObjectArchives& objects, std::vector<Entry>& entries) {
   return Flattener(document, trusted, objects, entries).Add(path, value);
+}
+
+Status ForEachLeaf(PickleRef value, std::vector<PathStep> path, const Leaf& leaf) {
+  return Walk(value, path, leaf);
 }
 
 }  // namespace ckptfs::dcp

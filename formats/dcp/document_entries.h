@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "core/base/result.h"
@@ -26,5 +27,9 @@ Status AppendDocument(const Document& document, std::vector<PathStep> path, bool
 // The same of one value of the document's tree (ParseDocument).
 Status AppendValue(const Document& document, PickleRef value, std::vector<PathStep> path,
                    bool trusted, ObjectArchives& objects, std::vector<Entry>& entries);
+
+// Calls `leaf` for each value that DCP saves by itself, of a value at `path`, until it fails.
+using Leaf = std::function<Status(const std::vector<PathStep>& path, PickleRef value)>;
+Status ForEachLeaf(PickleRef value, std::vector<PathStep> path, const Leaf& leaf);
 
 }  // namespace ckptfs::dcp

@@ -236,11 +236,24 @@ class Collector {
     CKPT_RETURN_IF_ERROR(AddMissingStates(group, dict));
     if (!keys_.flat) CKPT_RETURN_IF_ERROR(AddMembers(group));
     for (const auto& [key, value] : dict.Items()) {
-      const PickleRef said = value;
-      const auto copy = [&](PickleBuilder& b) { return b.Copy(said); };
-      CKPT_RETURN_IF_ERROR(AddHyperParameter(group, std::string(*key.String()), copy, value));
+      CKPT_RETURN_IF_ERROR(AddGiven(group, std::string(*key.String()), value));
     }
     return AddGroupStep(group, dict);
+  }
+
+  // A hyper-parameter of the source; one that is a dict is flattened as all of a state is.
+  Status AddGiven(const PlacedGroup& group, const std::string& key, PickleRef value) {
+    const auto copy = [](PickleRef of) {
+      return [of](PickleBuilder& builder) { return builder.Copy(of); };
+    };
+    if (keys_.flat) return AddHyperParameter(group, key, copy(value), value);
+    return ForEachLeaf(value, PathInGroup(group, key), [&](const auto& path, PickleRef one) {
+      return AddHyperParameterAt(path, copy(one), one);
+    });
+  }
+
+  static std::vector<PathStep> PathInGroup(const PlacedGroup& group, const std::string& key) {
+    return Below(group.optimizer, {{"param_groups", {}}, {"", group.number}, {key, {}}});
   }
 
   Status AddMembers(const PlacedGroup& group) {
@@ -259,22 +272,23 @@ class Collector {
   Status AddHyperParameter(const PlacedGroup& group, const std::string& key,
                            const std::function<NodeId(PickleBuilder&)>& value,
                            PickleRef number = {}) {
-    const auto add = [&](std::vector<PathStep> path) -> Status {
-      const auto tensor = keys_.tensors.find(KeyOf(path));
-      const auto bytes =
-          tensor == keys_.tensors.end() ? std::nullopt : OneElement(number, tensor->second.first);
-      if (!bytes) return AddObject(std::move(path), value);
-      AddTensor(std::move(path), tensor->second.first, tensor->second.second).body =
-          ShortTensor{*bytes};
-      return {};
-    };
-    if (!keys_.flat) {
-      return add(Below(group.optimizer, {{"param_groups", {}}, {"", group.number}, {key, {}}}));
-    }
+    if (!keys_.flat) return AddHyperParameterAt(PathInGroup(group, key), value, number);
     for (const ParameterIndex p : group.recorded.parameters) {
-      CKPT_RETURN_IF_ERROR(
-          add(Below(group.optimizer, {{StrCat("param_groups.", StateName(p), ".", key), {}}})));
+      CKPT_RETURN_IF_ERROR(AddHyperParameterAt(
+          Below(group.optimizer, {{StrCat("param_groups.", StateName(p), ".", key), {}}}), value,
+          number));
     }
+    return {};
+  }
+
+  Status AddHyperParameterAt(std::vector<PathStep> path,
+                             const std::function<NodeId(PickleBuilder&)>& value, PickleRef number) {
+    const auto tensor = keys_.tensors.find(KeyOf(path));
+    const auto bytes =
+        tensor == keys_.tensors.end() ? std::nullopt : OneElement(number, tensor->second.first);
+    if (!bytes) return AddObject(std::move(path), value);
+    AddTensor(std::move(path), tensor->second.first, tensor->second.second).body =
+        ShortTensor{*bytes};
     return {};
   }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -50,36 +51,52 @@ Result<std::optional<StoredState::Object>> ObjectReader::Open(size_t object) {
 
 Result<std::string> ObjectReader::HyperParameters(const Items& items,
                                                   std::vector<KeyedEntry>& others) {
-  PickleBuilder builder;
+  Branch top;
+  for (const Item& item : items) {
+    Add(top, item.path.empty() ? std::vector<PathElement>{{item.key, false}} : item.path,
+        item.entry);
+  }
+  builder_ = PickleBuilder();
   std::vector<std::pair<NodeId, NodeId>> dict;
-  for (const auto& [key, entry] : items) {
-    std::optional<NodeId> value;
-    if (entry.object) {
-      CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
-      const PickleRef root = object ? object->file.root() : PickleRef();
-      const TensorNode* tensor = object ? root.Tensor() : nullptr;
-      const bool number = tensor != nullptr && tensor->shape.empty();
-      if (object && (number || object->file.tree().tensors.empty())) {
-        CKPT_ASSIGN_OR_RETURN(value, CopyPlain(root, &object->file, builder));
-      }
-    } else {
-      const TensorEntry& tensor = state_.metadata().tensors[entry.index];
-      CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
-      if (elements == 1 && state_.Whole(entry.index)) {
-        CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
-        value = NumberNode(tensor.dtype, bytes, builder);
-        if (value) tensor_keys_.emplace(tensor.name, entry.index);
-      }
-    }
-    if (!value) {
-      others.push_back(entry);
+  for (const auto& [key, branch] : top.children) {
+    std::vector<KeyedEntry> below;
+    bool plain = true;
+    const MakeValue make = [&](KeyedEntry entry) -> Result<std::optional<NodeId>> {
+      below.push_back(entry);
+      CKPT_ASSIGN_OR_RETURN(const auto value, BuildPlain(entry));
+      plain = plain && value;
+      return value;
+    };
+    CKPT_ASSIGN_OR_RETURN(const auto value, Build(branch, make));
+    if (!plain || !value) {
+      std::ranges::move(below, std::back_inserter(others));
       continue;
     }
-    const NodeId name = builder.String(key);
+    const NodeId name = builder_.String(key.text);
     dict.emplace_back(name, *value);
   }
-  const NodeId root = builder.Dict(dict);
-  return PrintPickle(std::move(builder).Finish(root));
+  const NodeId root = builder_.Dict(dict);
+  return PrintPickle(std::move(builder_).Finish(root));
+}
+
+// A value of numbers and texts alone; nothing of another one.
+Result<std::optional<NodeId>> ObjectReader::BuildPlain(KeyedEntry entry) {
+  const std::optional<NodeId> none;
+  if (entry.object) {
+    CKPT_ASSIGN_OR_RETURN(const auto object, Open(entry.index));
+    const PickleRef root = object ? object->file.root() : PickleRef();
+    const TensorNode* tensor = object ? root.Tensor() : nullptr;
+    const bool number = tensor != nullptr && tensor->shape.empty();
+    if (!object || (!number && !object->file.tree().tensors.empty())) return none;
+    return CopyPlain(root, &object->file, builder_);
+  }
+  const TensorEntry& tensor = state_.metadata().tensors[entry.index];
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
+  if (elements != 1 || !state_.Whole(entry.index)) return none;
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
+  const auto value = NumberNode(tensor.dtype, bytes, builder_);
+  if (value) tensor_keys_.emplace(tensor.name, entry.index);
+  return value;
 }
 
 Result<std::optional<Members>> ObjectReader::MembersOf(KeyedEntry entry) {
@@ -180,7 +197,8 @@ Result<Document> ObjectReader::MakeOne(std::string_view key, const Branch& branc
   builder_ = PickleBuilder();
   storages_.clear();
   atoms_.clear();
-  CKPT_ASSIGN_OR_RETURN(const auto root, Build(branch));
+  CKPT_ASSIGN_OR_RETURN(const auto root,
+                        Build(branch, [&](KeyedEntry entry) { return BuildValue(entry); }));
   if (!root) return Document{};
   PickleTree tree = std::move(builder_).Finish(*root);
   CKPT_ASSIGN_OR_RETURN(const TorchFile file,
@@ -189,10 +207,8 @@ Result<Document> ObjectReader::MakeOne(std::string_view key, const Branch& branc
   return MakeDocument(std::string(key), "", file.root(), file, BlobIndex{}, atoms_);
 }
 
-Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
-  if (branch.value) {
-    return BuildValue(*branch.value);
-  }
+Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch, const MakeValue& make) {
+  if (branch.value) return make(*branch.value);
   bool list = true;
   std::vector<NodeId> values;
   // A list's tensors were met before its objects.
@@ -208,7 +224,7 @@ Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
   for (size_t i = 0; i < order.size(); ++i) {
     const auto& [path, child] = branch.children[order[i]];
     list = list && path.index && path.text == std::to_string(i);
-    CKPT_ASSIGN_OR_RETURN(const auto value, Build(child));
+    CKPT_ASSIGN_OR_RETURN(const auto value, Build(child, make));
     if (!value) continue;
     values.push_back(*value);
     const NodeId name = builder_.String(path.text);

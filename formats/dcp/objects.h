@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -39,10 +40,16 @@ class ObjectReader {
  public:
   ObjectReader(StoredState& state, BesideTensors& beside) : state_(state), beside_(beside) {}
 
-  // A dict of hyper-parameters as a pickle; tensors of one element become numbers, and their keys
-  // stay known.  A value that has no room there (a tensor of several elements, an object that
-  // holds tensors) is appended to `others` instead.
-  using Items = std::vector<std::pair<std::string, KeyedEntry>>;
+  // A dict of hyper-parameters as a pickle, its dicts and lists put together again; tensors of one
+  // element become numbers, and their keys stay known.  A value that has no room there (a tensor
+  // of several elements, an object that holds tensors) is appended to `others` instead, with all
+  // that stood in one dict or list with it.
+  struct Item {
+    std::string key;
+    KeyedEntry entry;
+    std::vector<PathElement> path = {};  // in the group, if it stood in a dict or a list there
+  };
+  using Items = std::vector<Item>;
   Result<std::string> HyperParameters(const Items& items, std::vector<KeyedEntry>& others);
   // `params` of a group; nothing if it is not a list of either.
   Result<std::optional<Members>> MembersOf(KeyedEntry entry);
@@ -84,7 +91,9 @@ class ObjectReader {
 
   void Add(Branch& top, const std::vector<PathElement>& path, KeyedEntry entry);
   Result<Document> MakeOne(std::string_view key, const Branch& branch);
-  Result<std::optional<NodeId>> Build(const Branch& branch);
+  using MakeValue = std::function<Result<std::optional<NodeId>>(KeyedEntry)>;
+  Result<std::optional<NodeId>> Build(const Branch& branch, const MakeValue& make);
+  Result<std::optional<NodeId>> BuildPlain(KeyedEntry entry);
   Result<std::optional<StoredState::Object>> Open(size_t object);
   Result<std::optional<NodeId>> BuildValue(KeyedEntry entry);
   Result<std::optional<NodeId>> CopyObject(size_t object);

@@ -186,12 +186,11 @@ std::string Reader::AddMembers(Members members, StateDict::Group& group) {
 // An optimizer that was given names keeps them beside its numbers (torch 2.6).
 Status Reader::NameNumbers(const ObjectReader::Items& items, StateDict::Group& group,
                            ObjectReader& objects) {
-  const auto names =
-      std::ranges::find(items, "param_names", &ObjectReader::Items::value_type::first);
+  const auto names = std::ranges::find(items, "param_names", &ObjectReader::Item::key);
   const bool numbered = std::ranges::all_of(
       group.members, [](const auto& member) { return member.number.has_value(); });
   if (names == items.end() || !numbered) return {};
-  CKPT_ASSIGN_OR_RETURN(const auto members, objects.MembersOf(names->second));
+  CKPT_ASSIGN_OR_RETURN(const auto members, objects.MembersOf(names->entry));
   if (!members || members->names.size() != group.members.size()) return {};
   for (size_t i = 0; i < group.members.size(); ++i) group.members[i].name = members->names[i];
   return {};
@@ -219,20 +218,21 @@ Status Reader::ReadGroupsOf(const std::string& label, ObjectReader& objects) {
   const size_t optimizer = OptimizerOf(label);
   std::map<uint32_t, ObjectReader::Items> groups;
   for (const auto& one : keys_.hyper_parameters) {
-    if (one.group && one.optimizer == label) groups[*one.group].emplace_back(one.key, one.entry);
+    if (one.group && one.optimizer == label)
+      groups[*one.group].push_back({one.key, one.entry, one.path});
   }
   std::vector<StateDict::Group> read;
   std::vector<KeyedEntry> others;
   std::string why;
   for (auto& [number, items] : groups) {
-    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
+    const auto params = std::ranges::find(items, "params", &ObjectReader::Item::key);
     std::string own;
     if (number != read.size() || params == items.end()) {
       own = StrCat("group ", number, " does not say its parameters");
     }
     StateDict::Group& group = read.emplace_back(StateDict::Group{optimizer, "", {}});
     if (params != items.end()) {
-      CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->second));
+      CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->entry));
       const std::string odd = members ? AddMembers(*std::move(members), group)
                                       : "'params' of a group is not a list of names";
       if (own.empty()) own = odd;
@@ -240,7 +240,7 @@ Status Reader::ReadGroupsOf(const std::string& label, ObjectReader& objects) {
     }
     if (why.empty()) why = std::move(own);
     if (!why.empty()) continue;
-    std::erase_if(items, [](const auto& item) { return item.first == "params"; });
+    std::erase_if(items, [](const auto& item) { return item.key == "params"; });
     CKPT_ASSIGN_OR_RETURN(group.hyper_parameters, objects.HyperParameters(items, others));
   }
   if (why.empty()) {
@@ -282,12 +282,12 @@ Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
     if (one.group) continue;
     auto& items = by_name[{OptimizerOf(one.optimizer), one.parameter}];
     if (items.empty()) order.emplace_back(OptimizerOf(one.optimizer), one.parameter);
-    items.emplace_back(one.key, one.entry);
+    items.push_back({one.key, one.entry});
   }
   std::map<std::pair<size_t, std::string>, size_t> known;  // optimizer, pickle: in the dict's
   for (const auto& at : order) {
     auto& items = by_name[at];
-    std::ranges::sort(items, {}, &ObjectReader::Items::value_type::first);
+    std::ranges::sort(items, {}, &ObjectReader::Item::key);
     std::vector<KeyedEntry> others;
     CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items, others));
     for (const KeyedEntry entry : others) odd_hyper_parameters_.emplace_back(at.first, entry);

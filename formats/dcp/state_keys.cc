@@ -289,25 +289,26 @@ std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
   return std::nullopt;
 }
 
-// Where a state stood below its parameter: "al.5" may be the sixth of a list `al`.
-std::vector<PathElement> PathInState(const std::vector<PathElement>& path, std::string_view kind) {
+// Returns where a value stood below its parameter or group, of which `rest` is the key: "al.5" may
+// be the sixth of a list `al`.  Empty if it was in neither a dict nor a list.
+std::vector<PathElement> PathBelow(const std::vector<PathElement>& path, std::string_view rest) {
   std::vector<PathElement> out;
   for (size_t i = path.size(); i-- > 0;) {
     const std::string_view last = path[i].text;
-    const bool below = kind.size() > last.size() + 1 && kind.ends_with(last) &&
-                       kind[kind.size() - last.size() - 1] == '.';
+    const bool below = rest.size() > last.size() + 1 && rest.ends_with(last) &&
+                       rest[rest.size() - last.size() - 1] == '.';
     if (!below) break;
-    kind.remove_suffix(last.size() + 1);
+    rest.remove_suffix(last.size() + 1);
     out.push_back(path[i]);
   }
   if (out.empty()) return out;
-  out.push_back({std::string(kind), false});
+  out.push_back({std::string(rest), false});
   std::ranges::reverse(out);
   return out;
 }
 
 void KeyReader::AddState(const Inside& key, StateDict::Owner owner, std::string kind) {
-  std::vector<PathElement> path = PathInState(PathOf(key.entry), kind);
+  std::vector<PathElement> path = PathBelow(PathOf(key.entry), kind);
   out_.states.push_back(
       {OptimizerName(key.prefix), std::move(owner), std::move(kind), key.entry, std::move(path)});
 }
@@ -347,6 +348,7 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
   } else if (group && rest.find('.') != rest.npos) {
     out.group = *group;
     out.key = rest.substr(rest.find('.') + 1);
+    out.path = PathBelow(PathOf(key.entry), out.key);
   } else {
     out_.unknown.push_back(
         {key.entry, "it is a hyper-parameter, but neither of a group nor of a weight", ""});

@@ -69,6 +69,8 @@ struct StateKeys {
     std::string parameter;  // without a group
     std::string key;
     KeyedEntry entry;
+    // Where it stood in its group, if that was in a dict or a list.
+    std::vector<PathElement> path = {};
   };
 
   std::string model;                          // prefix of the weights' keys

@@ -215,6 +215,35 @@ def test_a_hyper_parameter_that_is_not_a_number_costs_itself_alone(ckptfs, tmp_p
     assert got == value if isinstance(value, tuple) else torch.equal(got, value)
 
 
+NESTED = {'cfg': {'warm': {'x': 3, 'y': [1, 2]}, 'dotted.key': 't', 'rate': torch.tensor(0.25)}, 'tree': [{'a': 1}, {'a': 2.5}],
+          'pair': (1, {'q': 2})}
+
+
+def test_dicts_among_hyper_parameters_are_dicts_again(ckptfs, tmp_path):
+    state = {'model': MODEL, 'optim': optimizer()}
+    state['optim']['param_groups'][0].update(NESTED)
+    adopt(ckptfs, tmp_path, state)
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view')
+    dcp_to_torch_save(f'{view}/dp2/dcp', str(tmp_path / 'whole.pt'))
+    group = torch.load(tmp_path / 'whole.pt', weights_only=False)['optim']['param_groups'][0]
+    assert {name: group[name] for name in NESTED} == NESTED
+    file, = glob.glob(f'{view}/dp2_zero1/deepspeed/*/zero/optimizer_state.pt')
+    group = torch.load(file, weights_only=False)['param_groups'][0]
+    assert {name: group[name] for name in NESTED} == NESTED  # the tensor is a number there, and equal
+    assert not [name for name in group if '.' in name]
+
+
+def test_what_stands_in_one_dict_with_an_odd_hyper_parameter_stays_with_it(ckptfs, tmp_path):
+    state = {'model': MODEL, 'optim': optimizer()}
+    state['optim']['param_groups'][0]['cfg'] = {'odd': torch.ones(2), 'even': 7}
+    done = adopt(ckptfs, tmp_path, state)
+    assert "'optim.param_groups.0.cfg.odd' and 1 more" in done.stderr, done.stderr
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1')
+    dcp_to_torch_save(f'{view}/dcp', str(tmp_path / 'whole.pt'))
+    group = torch.load(tmp_path / 'whole.pt', weights_only=False)['optim']['param_groups'][0]
+    assert group['lr'] == 0.5 and group['cfg']['even'] == 7 and torch.equal(group['cfg']['odd'], torch.ones(2))
+
+
 def two_groups(flat):
     """Groups that differ in their decay alone."""
     decay = {'a.weight': 0.1, 'b.bias': 0.0}

@@ -112,7 +112,7 @@ void FsdpReader::FindParts() {
     const FsdpKey key = FsdpKeyOf(name);
     if (key.of != FsdpKey::Of::kGroup) return;
     const auto found = hyper_parameters_.find(key.name);
-    if (found != hyper_parameters_.end()) found->second.emplace_back(key.rest, entry);
+    if (found != hyper_parameters_.end()) found->second.push_back({std::string(key.rest), entry});
   };
   for (size_t i = 0; i < objects.size(); ++i) add({true, i}, objects[i].name);
   for (size_t i = 0; i < tensors.size(); ++i) add({false, i}, tensors[i].name);
@@ -257,7 +257,7 @@ Result<std::optional<std::string>> FsdpReader::HyperParametersOf(size_t tensor,
   for (const FsdpTensor::Part& part : tensors_[tensor].parts) {
     if (!seen.insert(part.parameter).second) continue;
     auto& items = hyper_parameters_.find(part.parameter)->second;
-    std::ranges::sort(items, {}, &dcp::ObjectReader::Items::value_type::first);
+    std::ranges::sort(items, {}, &dcp::ObjectReader::Item::key);
     std::vector<KeyedEntry> others;
     CKPT_ASSIGN_OR_RETURN(const std::string all, objects.HyperParameters(items, others));
     for (const KeyedEntry entry : others) {
