@@ -7,9 +7,12 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
 
 from daemon import step_of
 
@@ -321,3 +324,22 @@ def test_newer_weights_of_another_form_are_named(ckptfs, tmp_path):
     assert "left out: 'model.safetensors.index.json': it is newer than model.safetensors" in ckptfs.adopt(own).stderr
     os.utime(index, (1_600_000_000, 1_600_000_000))
     assert 'left out' not in ckptfs.adopt(own, extra=['--refresh']).stderr
+
+
+def test_tensors_without_elements_of_their_own_are_named_as_what_they_are(ckptfs, tmp_path):
+    torch.save({'meta': torch.empty(2, device='meta')}, tmp_path / 'meta.pt')
+    torch.save({'thin': torch.eye(3).to_sparse()}, tmp_path / 'thin.pt')
+    torch.save({'whole': torch.ones(2), 'two': TwoTensor(torch.ones(2), torch.ones(2))}, tmp_path / 'two.pt')
+    own = not dist.is_initialized()
+    if own:
+        dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        torch.save({'part': distribute_tensor(torch.ones(4), init_device_mesh('cpu', (1,)), [Shard(0)])}, tmp_path / 'part.pt')
+    finally:
+        if own:
+            dist.destroy_process_group()
+    for file, said in (('meta', "'meta': not a plain tensor (it is on the meta device"), ('thin', "'thin': not a plain tensor (it is sparse)"),
+                       ('two', "'two': it is a tensor of the class torch.testing._internal.two_tensor.TwoTensor"),
+                       ('part', "'part': it is a DTensor, of which this file has what one rank holds; save with")):
+        done = ckptfs.adopt(str(tmp_path / f'{file}.pt'), file, check=False)
+        assert done.returncode != 0 and said in done.stderr, done.stderr
