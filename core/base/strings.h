@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StrCat joins strings and integers into one std::string; IsDigit is of ASCII; Counted is
-// "1 file", "3 files".
+// StrCat joins strings and numbers into one std::string, a number by the fewest digits that tell
+// it; IsDigit is of ASCII; Counted is "1 file", "3 files".
 //
 // Thread safety: pure functions.
 
@@ -21,6 +21,8 @@ requires(std::is_integral_v<T> && !std::is_same_v<T, char>) void AppendPiece(std
                                                                              T number) {
   out += std::to_string(number);
 }
+// Without it a double would become a letter.
+void AppendPiece(std::string& out, double number);
 }  // namespace internal
 
 inline bool IsDigit(char letter) { return letter >= '0' && letter <= '9'; }
