@@ -71,7 +71,7 @@ def pairs():
 
 def sample():
     """Returns a pair for every source: `from_pretrained`, or an engine."""
-    engines = {'llama_zero2': 'zero1', 'qwen2_autotp2': 'zero3', 'gpt2': 'zero2'}
+    engines = {'llama_zero2': 'zero1', 'qwen2_autotp2': 'zero3', 'mixtral_zero1': 'zero3', 'gpt2': 'zero2'}
     return [Target(source, engines.get(source, VIEW), engines.get(source, VIEW)) for source in SOURCES]
 
 

@@ -393,8 +393,9 @@ Result<ArchiveContent> OptimizerState(const ShownState& shown, const UniversalIn
   return std::move(archive).Finish(std::move(dict).Finish());
 }
 
-Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& shown,
+Result<ArchiveContent> ParameterState(const ShownState& view, const UniversalParameter& shown,
                                       const UniversalState& state) {
+  const StepModel& step = view.step();
   ArchiveBuilder archive;
   if (state.file == "step") {
     CKPT_ASSIGN_OR_RETURN(const NodeId value, archive.Scalar(step, state.atoms.at(0)));
@@ -414,7 +415,9 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
   } else if (cut && !stacked) {
     for (auto& item : CutKeys(*cut, shape, pickle)) items.push_back(item);
   }
-  if (stacked) {  // the loader takes its ep rank's share of dim 0
+  // The loader takes its ep rank's share of dim 0.  That of ZeRO 3 refuses the mark where the
+  // engine's ranks do not share experts.
+  if (stacked && (view.layout().zero != 3 || view.layout().ep > 1)) {
     items.emplace_back(pickle.String("is_expert_param"), pickle.Bool(true));
     items.emplace_back(pickle.String("ep_num_experts"), pickle.Int(static_cast<int64_t>(shape[0])));
   }

@@ -39,7 +39,7 @@ bool ScalesAnew(const ShownState& shown);
 // The hyper-parameters that OptimizerState does not give an engine of the layout because groups
 // differ in them, a line for the user; empty if it gives all.
 Result<std::string> HyperParametersLeftOut(const ShownState& shown);
-Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
+Result<ArchiveContent> ParameterState(const ShownState& view, const UniversalParameter& parameter,
                                       const UniversalState& state);
 
 }  // namespace ckptfs::deepspeed

@@ -165,7 +165,7 @@ Result<ViewEntry> UniversalView::Find(std::string_view path) const {
     case Place::Kind::kOptimizer: return File(name, sizes_.optimizer);
     case Place::Kind::kState: {
       CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                            ParameterState(shown_->step(), *place->parameter, *place->state));
+                            ParameterState(*shown_, *place->parameter, *place->state));
       CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(place->state->file));
       return File(name, size);
     }
@@ -226,7 +226,7 @@ Result<Plan> UniversalView::MakePlan(std::string_view file) const {
       return std::move(*content).MakePlan(kModelFolder);
     case Place::Kind::kOptimizer: content = OptimizerState(*shown_, index_); break;
     case Place::Kind::kState:
-      content = ParameterState(shown_->step(), *place->parameter, *place->state);
+      content = ParameterState(*shown_, *place->parameter, *place->state);
       break;
     default: return NotInView(file);
   }
