@@ -8,8 +8,15 @@ namespace ckptfs {
 
 Result<std::shared_ptr<const View>> EncodedFormat::Open(
     std::shared_ptr<const ShownState> shown) const {
-  if (!encodings_->ConfigOf(shown->step())) return inner_->Open(std::move(shown));
   const Layout& layout = shown->layout();
+  if (!encodings_->ConfigOf(shown->step())) {
+    const auto packed = layout.dtype ? encodings_->PackedTensorOf(shown->step()) : std::nullopt;
+    if (!packed) return inner_->Open(std::move(shown));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      "its elements are packed, and nothing says how they are decoded"}
+                    .OfParameter(*packed)
+                    .Needing("leave the dtype out of the layout"));
+  }
   if (layout.dtype) {
     auto decoded = encodings_->To(shown->shared_step(), Encodings::Form::kDecoded);
     if (!decoded) return Fail(std::move(decoded).error().WithContext("decoding its weights"));

@@ -8,6 +8,7 @@
 #include "core/dialect/translate.h"
 #include "core/encoding/decoded_step.h"
 #include "core/encoding/encoded_patterns.h"
+#include "core/encoding/packed_tensor.h"
 #include "core/state/model_config.h"
 #include "formats/families/shipped.h"
 #include "formats/tools/config_text.h"
@@ -69,6 +70,13 @@ std::optional<EncodingConfig> Encodings::ConfigOf(const StepModel& step) const {
     return std::nullopt;
   }
   return EncodingConfig{EncodingMethod::kFp8, {rows, columns}};
+}
+
+std::optional<std::string_view> Encodings::PackedTensorOf(const StepModel& step) const {
+  const std::string* config = ChosenModelFiles(step.facts, given_).config();
+  const auto facts = config == nullptr ? std::nullopt : std::optional(ReadConfigFacts(*config));
+  const bool said = facts && *facts && !(*facts)->quantisation.empty();
+  return said ? FindNarrowTensor(step) : FindPackedTensor(step);
 }
 
 Result<Encodings::MadePtr> Encodings::MakeForm(const std::shared_ptr<const StepModel>& step,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "core/base/loading_cache.h"
 #include "core/base/result.h"
@@ -35,6 +36,9 @@ class Encodings {
 
   // Nothing where the config says no method that is known here.
   std::optional<EncodingConfig> ConfigOf(const StepModel& step) const;
+
+  // A tensor that a cast does not make another weight of, in a step that ConfigOf says nothing of.
+  std::optional<std::string_view> PackedTensorOf(const StepModel& step) const;
 
   // The step in that form.  kUnsupported names the tensor that does not fit.
   // REQUIRES: ConfigOf(*step) has a value.

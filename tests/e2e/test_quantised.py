@@ -297,8 +297,8 @@ REFUSED = {
         (lambda t: t.update({'x.weight_scale_inv': torch.rand(1, 2)}), None, 'no values belong to these scales'),
         (lambda t: t.update({'x.weight': torch.zeros(4, 4, dtype=torch.uint8)}), None, 'nothing says how it is packed'),
         (lambda t: None, lambda q: q.update(weight_block_size=[64, 128]), 'in a block make'),
-        (lambda t: None, lambda q: q.update(activation_scheme='static'), 'only shown as stored'),
-        (lambda t: None, lambda q: q.update(quant_method='gptq'), 'only shown as stored'),
+        (lambda t: None, lambda q: q.update(activation_scheme='static'), 'nothing says how they are decoded'),
+        (lambda t: None, lambda q: q.update(quant_method='gptq'), 'nothing says how they are decoded'),
     ],
     'gpt_oss': [
         (lambda t: t.pop('model.layers.0.mlp.experts.down_proj_scales'), None, 'its blocks have no scales'),
@@ -318,10 +318,38 @@ def test_what_is_not_proved_is_refused_by_name_and_shown_as_stored(shown, tmp_pa
         said = program.run('explain', 'bf16', '--step', 'damaged', '--store', program.store, check=False)
         assert why in said.stdout + said.stderr, (i, said.stdout + said.stderr)
         view = os.path.join(daemon.step_of(program.mount(), 'damaged'), 'view')
-        assert not os.path.exists(view + '/bf16/huggingface')
+        for form in 'huggingface', 'dcp', 'rank0', 'deepspeed':
+            assert not os.path.exists(f'{view}/bf16/{form}'), form
+        assert not os.path.exists(view + '/dp2_zero1/deepspeed')  # which would have values without their scales
         with open(folder / 'model.safetensors', 'rb') as a, open(view + '/tp1/huggingface/model.safetensors', 'rb') as b:
             assert a.read() == b.read()
         program.close()
+
+
+SPELLINGS = {'compressed-tensors': ('weight', 'weight_scale'), 'deepseek': ('weight', 'scale'), 'comfy': ('weight', 'scale_weight'),
+             'gptq': ('qweight', 'scales'), 'bitsandbytes': ('weight', 'weight.absmax'), 'quanto': ('_data', '_scale'),
+             'packed': ('weight_packed', 'weight_scale')}
+
+
+@pytest.mark.parametrize('method', [*SPELLINGS, 'plain'])
+def test_values_with_scales_that_no_config_tells_are_not_cast(ckptfs, tmp_path, method):
+    """fp8 without scales is plain, and shown as it is stored."""
+    values, scales = SPELLINGS.get(method, ('weight', None))
+    wide = torch.tensor([[1., 2], [3, 4]])
+    whole = {'gptq': torch.int32, 'bitsandbytes': torch.uint8, 'packed': torch.int32}.get(method, torch.float8_e4m3fn)
+    state = {f'layer.{values}': wide.to(whole), 'norm.weight': torch.ones(2, dtype=torch.bfloat16)}
+    if scales:
+        state[f'layer.{scales}'] = torch.ones(1)
+    save_file(state, tmp_path / 'model.safetensors')
+    ckptfs.adopt(str(tmp_path / 'model.safetensors'), 'run')
+    view = os.path.join(daemon.step_of(ckptfs.mount(), 'run'), 'view')
+    assert torch.equal(load_file(f'{view}/tp1/rank0/model.safetensors')[f'layer.{values}'].float(), wide)
+    for form in 'rank0', 'dcp', 'deepspeed':
+        assert os.path.exists(f'{view}/bf16/{form}') == (scales is None), form
+    if scales:
+        assert not os.path.exists(f'{view}/dp2_zero1/deepspeed')
+        said = ckptfs.run('explain', 'bf16', '--step', 'run', '--store', ckptfs.store, check=False)
+        assert f'layer.{values}' in said.stdout + said.stderr and 'packed' in said.stdout + said.stderr
 
 
 def test_a_compacted_step_is_decoded_as_well(shown, tmp_path):

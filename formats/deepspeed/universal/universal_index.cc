@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/base/strings.h"
+#include "core/encoding/packed_tensor.h"
 #include "core/view/shard.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 
@@ -239,6 +240,11 @@ Result<UniversalIndex> BuildUniversalIndex(const ShownState& shown) {
   index.tag = step.id;
   index.model_files = layout.tp * layout.pp;
   CKPT_RETURN_IF_ERROR(CheckComponent(index.tag, "tag"));
+  if (const auto packed = FindPackedTensor(step)) {
+    return Fail(Error{ErrorCode::kUnsupported,
+                      "its elements are packed, and an engine takes them for the weight"}
+                    .OfParameter(*packed));
+  }
   CKPT_RETURN_IF_ERROR(CheckCuts(step, layout));
   CKPT_RETURN_IF_ERROR(shown.CheckNames());
   Collector states(shown, index);

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/encoding/packed_tensor.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+// How the names of the values and of what stands beside them end.
+struct Spelling {
+  std::string_view values;
+  std::string_view beside;
+};
+constexpr std::array kSpellings = {
+    Spelling{"", "_scale"},
+    Spelling{"", "_scale_inv"},
+    Spelling{"", ".absmax"},
+    Spelling{".weight", ".scale_weight"},
+    Spelling{".weight", ".scale"},
+    Spelling{".weight", ".scales"},
+    Spelling{".weight", ".SCB"},
+    Spelling{".weight_packed", ".weight_scale"},
+    Spelling{".qweight", ".scales"},
+    Spelling{".qweight", ".qzeros"},
+    Spelling{"_blocks", "_scales"},
+    Spelling{"._data", "._scale"},
+};
+
+bool IsNarrow(const StepModel& step, size_t parameter) {
+  const auto atom = step.FindAtom(ParameterIndex{static_cast<uint32_t>(parameter)}, "weight");
+  if (!atom) return false;
+  const DType dtype = step.atom(*atom).dtype;
+  return dtype != DType::kBool && (!IsFloat(dtype) || ByteWidth(dtype) <= 1);
+}
+
+bool HasScales(const StepModel& step, std::string_view name) {
+  return std::ranges::any_of(kSpellings, [&](const Spelling& one) {
+    if (!name.ends_with(one.values)) return false;
+    const std::string_view stem = name.substr(0, name.size() - one.values.size());
+    return step.FindParameter(StrCat(stem, one.beside)).has_value();
+  });
+}
+
+}  // namespace
+
+std::optional<std::string_view> FindPackedTensor(const StepModel& step) {
+  for (size_t i = 0; i < step.parameters.size(); ++i) {
+    const std::string_view name = step.parameters[i].name;
+    if (IsNarrow(step, i) && HasScales(step, name)) return name;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> FindNarrowTensor(const StepModel& step) {
+  for (size_t i = 0; i < step.parameters.size(); ++i) {
+    const Parameter& parameter = step.parameters[i];
+    if (parameter.role != Role::kBuffer && IsNarrow(step, i)) return parameter.name;
+  }
+  return std::nullopt;
+}
+
+}  // namespace ckptfs
