@@ -152,7 +152,13 @@ Status Reader::ReadGroups(ObjectReader& objects) {
 
 // A live module's name of a weight becomes that of the model's part.
 void Reader::NameAsWeight(std::string& name) {
-  if (keys_.adapter.empty() || weights_.contains(name)) return;
+  if (weights_.contains(name)) return;
+  if (const auto weight = keys_.bare.find(name); weight != keys_.bare.end()) {
+    keys_.state_names.emplace(weight->second, name);
+    name = weight->second;
+    return;
+  }
+  if (keys_.adapter.empty()) return;
   const auto found = JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
   if (!found || found->part != keys_.adapter) return;
   keys_.state_names.emplace(found->name, name);

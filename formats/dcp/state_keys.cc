@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
 #include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
 #include "core/state/ownership.h"
@@ -63,6 +64,7 @@ class KeyReader {
     out_.optimizers.assign(optimizers_.begin(), optimizers_.end());
     if (with_optimizers_) {
       SetNamelessApart();
+      CollectBare();
       CollectExact();
       CollectNamed();
       for (const Inside& key : inside_) AddOfOptimizer(key);
@@ -97,6 +99,7 @@ class KeyReader {
   std::optional<std::string_view> PrefixOfState(std::string_view key) const;
   void SetNamelessApart();
   void AddWeights();
+  void CollectBare();
   void CollectExact();
   void CollectNamed();
   std::string OptimizerName(std::string_view prefix) const;
@@ -226,6 +229,16 @@ void KeyReader::AddWeights() {
   }
 }
 
+void KeyReader::CollectBare() {
+  std::set<std::string> several;
+  for (const std::string_view name : names_) {
+    std::string bare = NormaliseName(name);
+    if (bare == name || names_.contains(bare)) continue;
+    if (!out_.bare.emplace(bare, name).second) several.insert(std::move(bare));
+  }
+  for (const std::string& name : several) out_.bare.erase(name);
+}
+
 std::string KeyReader::OptimizerName(std::string_view prefix) const {
   if (optimizers_.size() == 1) return "";
   return std::string(prefix.substr(0, prefix.size() - 1));
@@ -276,6 +289,10 @@ std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
     const std::string_view live = text.substr(0, dot);
     const std::string_view rest = text.substr(dot + 1);
     if (has(live)) return std::pair(std::string(live), std::string(rest));
+    if (const auto weight = out_.bare.find(live); weight != out_.bare.end()) {
+      out_.state_names.emplace(weight->second, live);
+      return std::pair(weight->second, std::string(rest));
+    }
     if (parts > kMaxNameParts) continue;
     const auto found = JoinName(live, has);
     if (!found || exact_.contains(found->name) ||

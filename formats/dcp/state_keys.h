@@ -83,6 +83,9 @@ struct StateKeys {
   std::vector<HyperParameter> hyper_parameters;
   // Weights that the optimizers' keys call otherwise (core/state/joined_names.h).
   std::map<std::string, std::string, std::less<>> state_names;
+  // Weights by their names without what wrappers put into them (module., _orig_mod.), as torch's
+  // get_optimizer_state_dict calls them; those that have such a name alone.
+  std::map<std::string, std::string, std::less<>> bare;
   std::string adapter;  // the part that those have more, an adapter's name; "" of none
   std::vector<KeyedEntry> others;
   std::vector<KeyedEntry> in_model;  // objects among the weights (_extra_state)

@@ -215,6 +215,37 @@ def test_a_hyper_parameter_that_is_not_a_number_costs_itself_alone(ckptfs, tmp_p
     assert got == value if isinstance(value, tuple) else torch.equal(got, value)
 
 
+@pytest.mark.parametrize('shape', ['nested', 'flat', 'without_states'])
+@pytest.mark.parametrize('wrapper', ['module.', '_orig_mod.', '_orig_mod.module.'])
+@pytest.mark.parametrize('names', [('a.weight', 'b.bias'), ('0.weight', '1.bias')])
+def test_an_optimizer_names_parameters_without_wrappers(ckptfs, tmp_path, names, wrapper, shape):
+    """{'model': model.state_dict(), 'optim': get_optimizer_state_dict(model, ...)} of a compiled model, or in DDP."""
+    model = {wrapper + name: tensor for name, tensor in zip(names, MODEL.values())}
+    states = {name: {'step': torch.tensor(2.), 'exp_avg': tensor + 1, 'exp_avg_sq': tensor * 3} for name, tensor in zip(names, MODEL.values())}
+    if shape == 'without_states':
+        states = {}
+    optim = {'state': states, 'param_groups': [{'lr': 0.5, 'params': list(names)}]}
+    if shape == 'flat':
+        optim = {**{f'state.{name}.{kind}': value for name, kinds in states.items() for kind, value in kinds.items()},
+                 **{f'param_groups.{name}.lr': 0.5 for name in names}}
+    done = adopt(ckptfs, tmp_path, {'model': model, 'optim': optim})
+    assert 'left out' not in done.stderr, done.stderr
+    if states:
+        assert same(weights(ckptfs, 'optimizer'), {f'{kind}/{wrapper}{name}': value for name, kinds in states.items()
+                                                   for kind, value in kinds.items()})
+    blank = {key: torch.zeros_like(value) if torch.is_tensor(value) else None for key, value in optim.items()} if shape == 'flat' else {
+        'state': {name: {kind: torch.zeros_like(value) for kind, value in kinds.items()} for name, kinds in states.items()},
+        'param_groups': [{'lr': None, 'params': None}]}
+    into = {'model': {name: torch.zeros_like(tensor) for name, tensor in model.items()}, 'optim': blank}
+    got = loaded(ckptfs, into)
+    assert same(got['model'], model)
+    if shape == 'flat':
+        assert all(torch.equal(got['optim'][key], value) if torch.is_tensor(value) else got['optim'][key] == value for key, value in optim.items())
+    else:
+        assert got['optim']['param_groups'] == optim['param_groups']
+        assert all(same(got['optim']['state'][name], kinds) for name, kinds in states.items())
+
+
 NESTED = {'cfg': {'warm': {'x': 3, 'y': [1, 2]}, 'dotted.key': 't', 'rate': torch.tensor(0.25)}, 'tree': [{'a': 1}, {'a': 2.5}],
           'pair': (1, {'q': 2})}
 
