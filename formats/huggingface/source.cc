@@ -33,6 +33,16 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
   return NameOf(root, directory).starts_with("models--");
 }
 
+// True if a file begins as torch.save writes it: an archive, or (before 1.6) its magic number.
+Result<bool> BeginsAsTorch(const Root& root, const std::string& path) {
+  static constexpr std::array<std::string_view, 2> kBegins = {
+      std::string_view("PK\x03\x04", 4), std::string_view("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)};
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
+  CKPT_ASSIGN_OR_RETURN(const std::string begin,
+                        file->Read(0, std::min<uint64_t>(file->size(), 8), "its first bytes"));
+  return std::ranges::any_of(kBegins, [&](std::string_view one) { return begin.starts_with(one); });
+}
+
 // True if each of these directories holds an adapter, as PEFT saves several of one model.
 Result<bool> AreAdapters(const Root& root, const std::string& directory,
                          const std::vector<std::string>& names) {
@@ -208,8 +218,12 @@ class HuggingFaceSource : public Source {
                                                      const std::string& path) {
     std::vector<StepCandidate> out;
     const auto ends = [&](std::string_view suffix) { return path.ends_with(suffix); };
-    if (std::none_of(kFileSuffixes.begin(), kFileSuffixes.end(), ends)) return out;
+    if (std::ranges::none_of(kFileSuffixes, ends)) {  // checkpoint.pth.tar, model.pyth, ...
+      CKPT_ASSIGN_OR_RETURN(const bool torch, BeginsAsTorch(*root, path));
+      if (!torch) return out;
+    }
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, path, ParentPath(path)));
+    step.iteration = FileNumber(step.id).value_or(0);
     out.push_back(std::move(step));
     return out;
   }

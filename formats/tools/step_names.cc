@@ -2,8 +2,10 @@
 
 #include "formats/tools/step_names.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <span>
 
 #include "core/base/strings.h"
 
@@ -12,9 +14,25 @@ namespace {
 
 constexpr std::string_view kTrainer = "checkpoint-";
 constexpr std::string_view kLightning = ".ckpt";
-// Before a number, with or without a separator.
-constexpr std::array<std::string_view, 6> kWords = {"checkpoint", "ckpt",  "global_step",
-                                                    "step",       "epoch", "iter"};
+
+// A word of a name, and what a number behind it counts; the greatest decides.
+enum class Counts : uint8_t { kNothing, kEpochs, kSaves, kSteps };
+struct Word {
+  std::string_view text;
+  Counts counts = Counts::kNothing;
+};
+constexpr std::array kWords = {
+    Word{"checkpoint", Counts::kSaves}, Word{"ckpt", Counts::kSaves},
+    Word{"global", Counts::kNothing},   Word{"step", Counts::kSteps},
+    Word{"iter", Counts::kSteps},       Word{"iteration", Counts::kSteps},
+    Word{"ba", Counts::kSteps},  // Composer's batches
+    Word{"batch", Counts::kSteps},      Word{"epoch", Counts::kEpochs},
+    Word{"ep", Counts::kEpochs},        Word{"unsharded", Counts::kNothing},
+    Word{"sharded", Counts::kNothing},  Word{"hf", Counts::kNothing}};
+// The same before the number of a file.
+constexpr std::array kFileWords = {Word{"model", Counts::kSaves}, Word{"weights", Counts::kSaves},
+                                   Word{"snapshot", Counts::kSaves}, Word{"state", Counts::kSaves},
+                                   Word{"net", Counts::kSaves}};
 constexpr std::string_view kSeparators = "-_=";
 
 // All of `text` as a number.
@@ -36,6 +54,58 @@ std::optional<uint64_t> NumberBehind(std::string_view name, std::string_view wor
   return Number(name.substr(0, digits));
 }
 
+// The leading letters of a text, or its leading digits.
+std::string_view FirstToken(std::string_view text) {
+  size_t end = 0;
+  while (end < text.size() && IsDigit(text[end]) == IsDigit(text[0]) &&
+         kSeparators.find(text[end]) == std::string_view::npos)
+    ++end;
+  return text.substr(0, end);
+}
+
+// The number of a name of known words and numbers, with or without a separator between two; a
+// name that is one number counts, too.  `more`: other words that are known.
+std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> more) {
+  if (const auto alone = Number(name)) return alone;
+  std::optional<uint64_t> out;
+  Counts said = Counts::kNothing;  // of `out`
+  Counts before = Counts::kNothing;
+  while (!name.empty()) {
+    const std::string_view token = FirstToken(name);
+    if (token.empty()) return std::nullopt;  // two separators, or one at the beginning
+    name.remove_prefix(token.size());
+    if (!name.empty() && kSeparators.find(name[0]) != std::string_view::npos) {
+      name.remove_prefix(1);
+      if (name.empty()) return std::nullopt;
+    }
+    if (IsDigit(token[0])) {
+      const auto number = Number(token);
+      if (!number || before == Counts::kNothing) return std::nullopt;
+      if (before >= said) {
+        out = number;
+        said = before;
+      }
+      before = Counts::kNothing;
+      continue;
+    }
+    const auto known = std::ranges::find(kWords, token, &Word::text);
+    const auto other = std::ranges::find(more, token, &Word::text);
+    if (known == kWords.end() && other == more.end()) return std::nullopt;
+    before = known != kWords.end() ? known->counts : other->counts;
+  }
+  return out;
+}
+
+// "a.b" of "a.b.pth.tar": suffixes are of letters.
+std::string_view WithoutSuffixes(std::string_view name) {
+  for (size_t dot = name.rfind('.'); dot != std::string_view::npos && dot > 0;
+       dot = name.rfind('.')) {
+    if (std::ranges::any_of(name.substr(dot), IsDigit)) break;
+    name = name.substr(0, dot);
+  }
+  return name;
+}
+
 }  // namespace
 
 std::optional<uint64_t> StepNumber(std::string_view name) {
@@ -43,13 +113,13 @@ std::optional<uint64_t> StepNumber(std::string_view name) {
   // A metric may stand behind them ("epoch=1-step=500-loss=0.25").
   if (const auto step = NumberBehind(name, "step=")) return step;
   if (const auto epoch = NumberBehind(name, "epoch=")) return epoch;
-  for (const std::string_view word : kWords) {
-    if (!name.starts_with(word)) continue;
-    std::string_view rest = name.substr(word.size());
-    if (!rest.empty() && kSeparators.find(rest[0]) != std::string_view::npos) rest.remove_prefix(1);
-    if (const auto number = Number(rest)) return number;
-  }
-  return std::nullopt;
+  return NumberOf(name, {});
+}
+
+std::optional<uint64_t> FileNumber(std::string_view name) {
+  const std::string_view stem = WithoutSuffixes(name);
+  const auto number = StepNumber(stem);
+  return number ? number : NumberOf(stem, kFileWords);
 }
 
 bool IsTrainerName(std::string_view name) {

@@ -8,6 +8,9 @@
 //   epoch=1-step=500.ckpt           Lightning; also -v1.ckpt, last.ckpt
 //   global_step500                  DeepSpeed
 //   iter_0000500                    Megatron
+//   ep0-ba500, iter-000500-ckpt, step500-unsharded, epoch_1_step_500, 500    Composer, LLM-foundry,
+//                                   OLMo, scripts
+//   ckpt_500.pth, model_0000500.pth, checkpoint0010.pth.tar    files of scripts
 //
 // Thread safety: pure functions.
 
@@ -22,6 +25,9 @@ namespace ckptfs {
 // The number of a step that is named in one of these forms; nothing for other names
 // and for numbers beyond 64 bits.
 std::optional<uint64_t> StepNumber(std::string_view name);
+
+// The same of a file of weights, without its suffixes; other words count there, too.
+std::optional<uint64_t> FileNumber(std::string_view name);
 
 // "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);

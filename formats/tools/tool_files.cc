@@ -73,7 +73,8 @@ std::string Shown(const StepCandidate& step, const std::string& path) {
 
 // A folder of another step: one in a Trainer's output that is a model itself.
 bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path) {
-  return StepNumber(name) && path != walk.step.directory;
+  // A folder that is called by a number alone is one of the step's own.
+  return StepNumber(name) && !IsDigit(name.front()) && path != walk.step.directory;
 }
 
 void Note(Walk& walk, std::string_view why) {

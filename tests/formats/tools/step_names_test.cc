@@ -20,17 +20,57 @@ TEST(StepNamesTest, TheNumberOfEveryToolsForm) {
            {"epoch=1-step=20-v1.ckpt", 20},
            {"epoch=3-step=40-val_loss=0.25.ckpt", 40},
            {"run-epoch=4.ckpt", 4},
-           {"step=9", 9}}) {
+           {"step=9", 9},
+           {"ep0-ba1000", 1000},
+           {"1000", 1000},
+           {"iter-001000-ckpt", 1000},
+           {"step1000-unsharded", 1000},
+           {"epoch_1_step_20", 20},
+           {"epoch-3-step-7", 7},
+           {"step_20_epoch_1", 20},
+           {"checkpoint-epoch-4", 4},
+           {"checkpoint_step_5", 5}}) {
     EXPECT_EQ(StepNumber(name), number) << name;
   }
 }
 
 TEST(StepNamesTest, OtherNamesHaveNone) {
-  for (const char* name :
-       {"", "checkpoint", "checkpoint-", "checkpoint-5a", "checkpoint-best", "last.ckpt", "llama-7",
-        "steps-3", "mystep=5", "checkpoint-99999999999999999999999", "checkpoint--5", "-500",
-        "model.safetensors", "step-5.tmp"}) {
+  for (const char* name : {"",
+                           "checkpoint",
+                           "checkpoint-",
+                           "checkpoint-5a",
+                           "checkpoint-best",
+                           "last.ckpt",
+                           "llama-7",
+                           "steps-3",
+                           "mystep=5",
+                           "checkpoint-99999999999999999999999",
+                           "checkpoint--5",
+                           "-500",
+                           "model.safetensors",
+                           "step-5.tmp",
+                           "step-5-",
+                           "5-step",
+                           "llama-7-step",
+                           "global",
+                           "hf",
+                           "rank0",
+                           "model_5",
+                           "1000a"}) {
     EXPECT_EQ(StepNumber(name), std::nullopt) << name;
+  }
+}
+
+TEST(StepNamesTest, FilesHaveOtherWordsAndSuffixes) {
+  EXPECT_EQ(FileNumber("ckpt_800.pth"), 800);
+  EXPECT_EQ(FileNumber("model_0000900.pth"), 900);
+  EXPECT_EQ(FileNumber("checkpoint0010.pth.tar"), 10);
+  EXPECT_EQ(FileNumber("model-step-7.safetensors"), 7);
+  EXPECT_EQ(FileNumber("epoch=1-step=20.ckpt"), 20);
+  EXPECT_EQ(FileNumber("run-epoch=4.ckpt"), 4);
+  for (const char* name : {"resnet50.pth", "model.pt", "model_best.pth.tar", "v1.5.pt",
+                           "model-00001-of-00002.safetensors", ".pt", ""}) {
+    EXPECT_EQ(FileNumber(name), std::nullopt) << name;
   }
 }
 
