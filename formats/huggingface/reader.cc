@@ -15,6 +15,7 @@
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/torch_state.h"
+#include "formats/huggingface/unread_files.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/settle/settle.h"
 #include "formats/tools/tool_files.h"
@@ -27,6 +28,7 @@ namespace {
 // The counters of a file of weights, the first that it has.
 constexpr auto kCounters = std::to_array<std::string_view>(
     {"global_step", "iter_num", "iteration", "step"});  // Lightning, nanoGPT, ...
+constexpr std::string_view kEpochs = "epoch";           // where its name has no number, either
 
 // Heads that share the embedding where a model ties them and its files hold one: the first of these
 // that a model_type begins with, else kHead (_tied_weights_keys of transformers 5.23).
@@ -302,6 +304,14 @@ bool Reader::Quantised() const {
          });
 }
 
+// Takes the iteration that a script wrote under the key, unless one is known.
+Status Reader::CountBy(std::string_view key, const TorchFile& file) {
+  if (iteration_ || !file.root().IsDict() || !file.root()[key]) return {};
+  CKPT_ASSIGN_OR_RETURN(const auto count, ScalarOf(file.root()[key], file));
+  if (count) iteration_ = CountOf(count->dtype, count->bytes);
+  return {};
+}
+
 // The optimizer beside the weights, or in their file, if there is one and it is asked for.
 Status Reader::ReadOptimizer() {
   StepModel& header = assembler_.header();
@@ -323,11 +333,8 @@ Status Reader::ReadOptimizer() {
   CKPT_ASSIGN_OR_RETURN(TorchFile read_file, TorchFile::Open(std::move(opened)));
   optimizer_file_ = std::make_unique<const TorchFile>(std::move(read_file));
   const TorchFile& file = *optimizer_file_;
-  for (const std::string_view key : kCounters) {
-    if (iteration_ || !file.root().IsDict() || !file.root()[key]) continue;
-    CKPT_ASSIGN_OR_RETURN(const auto step, ScalarOf(file.root()[key], file));
-    if (step) iteration_ = CountOf(step->dtype, step->bytes);
-  }
+  for (const std::string_view key : kCounters) CKPT_RETURN_IF_ERROR(CountBy(key, file));
+  if (candidate_.iteration == 0) CKPT_RETURN_IF_ERROR(CountBy(kEpochs, file));
   if (options_.weights_only) return {};
   OptimizerChoice choice =
       ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
@@ -488,6 +495,9 @@ Status Reader::CarryFiles() {
   NoteFolders(carried);
   CKPT_RETURN_IF_ERROR(LeaveOutAdapters());
   CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());
+  if (!options_.weights_only) {
+    CKPT_RETURN_IF_ERROR(LeaveOutUnreadFiles(files_, *StepRoot(), assembler_.header()));
+  }
   const ReadersSoFar readers(assembler_.header());
   for (const std::string& name : files_.others) {
     const auto readable = readers.MayRead(*StepRoot(), files_.prefix + name);

@@ -70,6 +70,7 @@ class Reader {
   void TieByConfig();
   // True if what a safetensors file says of a second name is believed.
   bool IsTie(const std::string& alias, const std::string& name) const;
+  Status CountBy(std::string_view key, const TorchFile& file);
   Status ReadOptimizer();
   void AddTensors(StateDict& dict) const;
   void AddOptimizer(StateDict& dict) const;

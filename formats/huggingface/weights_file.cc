@@ -30,16 +30,6 @@ Result<bool> SaysTorch(const std::map<std::string, std::string>& metadata) {
               StrCat("its __metadata__ says format '", format->second, "', which is not torch's"));
 }
 
-Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
-  if (file->size() < 8)
-    return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
-  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
-  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
-  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
-  return ParseSafetensorsHeader(head, file->size());
-}
-
 bool IsOptimizers(const StoredWeight& weight) { return !OptimizerPrefixOf(weight.name).empty(); }
 
 // Keeps the model of a flattened state, and names what else is in its file.
@@ -82,7 +72,7 @@ Status KeepModel(std::string_view asked, WeightsFile& file) {
 
 Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, BlobIndex blob,
                                     std::string_view asked) {
-  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(root, path));
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadSafetensorsHeader(root, path));
   CKPT_ASSIGN_OR_RETURN(const bool torchs, SaysTorch(header.metadata));
   WeightsFile out;
   if (torchs) out.data_offset = header.data_offset;
@@ -210,6 +200,16 @@ Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobInd
 }
 
 }  // namespace
+
+Result<SafetensorsHeader> ReadSafetensorsHeader(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
+  if (file->size() < 8)
+    return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
+  return ParseSafetensorsHeader(head, file->size());
+}
 
 Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob,
                                     std::string_view asked) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/blob/safetensors_header.h"
 #include "core/io/root.h"
 #include "core/model/left_out.h"
 #include "core/model/step_model.h"
@@ -55,5 +56,8 @@ struct WeightsFile {
 // BLOCKS: on reading the header.
 Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob,
                                     std::string_view asked);
+
+// kInvalid names the rule.  BLOCKS: on reading it.
+Result<SafetensorsHeader> ReadSafetensorsHeader(const Root& root, const std::string& path);
 
 }  // namespace ckptfs::huggingface

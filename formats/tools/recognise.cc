@@ -104,6 +104,39 @@ Said OfDirectory(const StepEntries& entries) {
   return said.empty() ? OfOthers(entries) : said;
 }
 
+constexpr std::string_view kSafetensors = ".safetensors";
+
+// Weights by the ending of the name; tools' own files of other content end so, too.
+bool MayBeWeights(const std::string& name) {
+  constexpr std::array<std::string_view, 4> kOthers = {"training_args", "optimizer", "scheduler",
+                                                       "sampler"};
+  const bool other =
+      std::ranges::any_of(kOthers, [&](std::string_view begin) { return name.starts_with(begin); });
+  return name.ends_with(kSafetensors) || (name.ends_with(".bin") && !other);
+}
+
+// The first weights of a whole save under a name that no step's has: diffusers' own, in the step's
+// directory or a folder of it; "" if there are none.
+Result<std::string> OtherWeights(const Root& root, const std::string& path,
+                                 const StepEntries& entries) {
+  const bool ended = std::ranges::any_of(entries.files, [](const std::string& name) {
+    return name == "trainer_state.json" || name.starts_with("random_states_");
+  });
+  if (!ended) return std::string();
+  const auto find = [](const StepEntries& in) {
+    return std::ranges::find_if(in.files, MayBeWeights);
+  };
+  if (const auto own = find(entries); own != entries.files.end()) return *own;
+  for (const std::string& folder : entries.directories) {
+    const auto inside = ListStepEntries(root, JoinPath(path, folder));
+    if (!inside && !IsOutOfReach(inside.error())) return Fail(Error(inside.error()));
+    if (!inside) continue;
+    const auto found = find(*inside);
+    if (found != inside->files.end()) return JoinPath(folder, *found);
+  }
+  return std::string();
+}
+
 }  // namespace
 
 Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::string& path) {
@@ -121,6 +154,12 @@ Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::s
     if (entries && said.empty()) {
       step = StepNumber(LastComponent(root.PathOf(path)));
       if (step) said = MissingOfBegun(*entries);
+      CKPT_ASSIGN_OR_RETURN(const std::string other, OtherWeights(root, path, *entries));
+      if (step && !other.empty()) {
+        step.reset();  // nothing of it is waited for
+        said = StrCat("its weights are ", other,
+                      ", which no step of this tool is read by: adopt that file, or its folder");
+      }
     }
   } else {
     said = OfFile(LastComponent(root.PathOf(path)));

@@ -31,6 +31,8 @@ OTHER = layers(16, 8, 8, 4).state_dict()
 EMA = {name: tensor / 2 for name, tensor in MODEL.items()}
 PLAIN = {name: tensor.clone() for name, tensor in MODEL.items()}  # without torch's mark
 SEED = torch.get_rng_state()
+CENTRE = nn.Module()
+CENTRE.register_buffer('center', torch.randn(1, 8))
 DDP = nn.Module()
 DDP.module = MODULE
 COMPILED = {f'_orig_mod.{name}': tensor for name, tensor in MODEL.items()}
@@ -71,6 +73,8 @@ TAKEN = {
                     ("'model_ema'", '--model KEY'), ()),
     'compiled_and_ema': ({'model': COMPILED, 'ema': EMA, 'optimizer': OPTIMIZER.state_dict()}, COMPILED, ("'ema'", '--model KEY'), ()),
     'student': ({'student': MODEL, 'teacher': EMA}, MODEL, ("'teacher'", '--model KEY'), ()),
+    'dino': ({'student': MODEL, 'teacher': EMA, 'optimizer': OPTIMIZER.state_dict(), 'epoch': 3, 'dino_loss': CENTRE.state_dict()},
+             MODEL, ('--model KEY',), ("'optimizer'",)),
     'statistics': ({'policy': MODEL, 'normalizer': {'mean': torch.zeros(16), 'std': torch.ones(16)}}, MODEL, (), ('left out',)),
     'own_optimizer': ({'model': MODEL, 'optim': {'moments': {'a': torch.ones(3)}}}, MODEL, ("'optim'",), ()),
     'two_optimizers': ({'model': MODEL, 'opt': OPTIMIZER.state_dict(), 'opt_of_it': OPTIMIZER.state_dict()}, MODEL, ("'opt' and 1 more",), ()),
@@ -78,7 +82,7 @@ TAKEN = {
     'the_same_twice': ({'model': MODEL, 'state_dict': MODEL}, MODEL, (), ()),
 }
 # Their optimizers are taken, of parameters with these words before their names.
-TRAINED = {**dict.fromkeys(('loss', 'top', 'timm', 'mmengine', 'fairseq'), ''),
+TRAINED = {**dict.fromkeys(('loss', 'top', 'timm', 'mmengine', 'fairseq', 'dino'), ''),
            'ddp_and_ema': 'module.', 'compiled_and_ema': '_orig_mod.'}
 
 REFUSED = {
@@ -343,3 +347,52 @@ def test_tensors_without_elements_of_their_own_are_named_as_what_they_are(ckptfs
                        ('part', "'part': it is a DTensor, of which this file has what one rank holds; save with")):
         done = ckptfs.adopt(str(tmp_path / f'{file}.pt'), file, check=False)
         assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
+STATES = OPTIMIZER.state_dict()
+BESIDE = {  # file: (what it holds, words of the line)
+    'recipe_state/recipe_state.pt': ({'optimizer': STATES, 'seed': 1}, 'the optimizer in recipe_state/recipe_state.pt'),
+    'training_state.pt': ({'optimizer': STATES, 'scheduler': {}, 'step': 3}, 'the optimizer in training_state.pt'),
+    'optimizer.pth': (STATES, 'the optimizer in optimizer.pth'),
+    'checkpoint.pth.tar': ({'model': MODEL, 'optimizer': STATES}, 'the optimizer in checkpoint.pth.tar'),
+    'optimizer.safetensors': ({'state.0.exp_avg': torch.ones(3)}, 'the optimizer in optimizer.safetensors'),
+    'value_head.safetensors': ({'v_head.weight': torch.ones(2, 3)}, "'value_head.safetensors'"),
+    'non_lora_trainables.bin': ({'mm.weight': torch.ones(2, 3), 'mm.bias': torch.ones(2)}, "'non_lora_trainables.bin'"),
+    'ema.pt': ({'model_ema': EMA}, "'ema.pt'"),
+    'training_args.bin': (argparse.Namespace(lr=1), None), 'rng_state.pth': ({'cpu': SEED}, None), 'scheduler.pt': ({'last_epoch': 3}, None),
+    'notes.pt': ({'text': 'x'}, None), 'pytorch_model.bin': (MODEL, None), 'broken.pt': (None, None)}
+
+
+@pytest.mark.parametrize('file', BESIDE)
+def test_tensors_in_files_beside_the_weights_are_named(ckptfs, tmp_path, file):
+    holds, said = BESIDE[file]
+    path = tmp_path / 'run' / file
+    path.parent.mkdir(parents=True)
+    if holds is None:
+        path.write_bytes(b'PK\x03\x04' + bytes(50))
+    elif file.endswith('.safetensors'):
+        save_file(holds, path)
+    else:
+        torch.save(holds, path)
+    save_file(PLAIN, tmp_path / 'run' / 'model.safetensors', {'format': 'pt'})
+    done = ckptfs.adopt(str(tmp_path / 'run'), 'run')
+    if said is None:
+        assert 'left out' not in done.stderr, done.stderr
+        return
+    assert said in done.stderr and said in ckptfs.run('info', str(tmp_path / 'run')).stdout, done.stderr
+    if 'optimizer' in said:
+        assert ckptfs.run('adopt', str(tmp_path / 'run'), '--require', 'optimizer', '--store', ckptfs.store + '2', check=False).returncode != 0
+
+
+@pytest.mark.parametrize('file', ['unet/diffusion_pytorch_model.safetensors', 'pytorch_lora_weights.safetensors', 'mm_projector.bin',
+                                  'policy/adapter_model.safetensors'])
+def test_weights_under_names_of_their_own_are_named_and_not_waited_for(ckptfs, tmp_path, file):
+    """diffusers' hooks, LLaVA, PEFT's named adapters: a whole save of a tool, whose weights are elsewhere in it."""
+    step = tmp_path / 'run' / 'checkpoint-3'
+    (step / file).parent.mkdir(parents=True)
+    torch.save(MODEL, step / file) if file.endswith('.bin') else save_file(PLAIN, step / file)
+    torch.save(STATES, step / 'optimizer.bin')
+    torch.save({'step': 3}, step / 'random_states_0.pkl')
+    done = ckptfs.adopt(str(tmp_path / 'run'), 'run', check=False)
+    assert done.returncode != 0 and file in done.stderr and 'no weights yet' not in done.stderr, done.stderr
+    assert ckptfs.adopt(str(step / file), 'alone').returncode == 0

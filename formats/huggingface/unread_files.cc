@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/unread_files.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/device_error.h"
+#include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
+#include "formats/huggingface/names.h"
+#include "formats/huggingface/optimizer_file.h"
+#include "formats/huggingface/torch_state.h"
+#include "formats/huggingface/weights_file.h"
+#include "formats/tools/step_names.h"
+#include "formats/tools/step_tree.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+constexpr size_t kMostFiles = 32;  // that are looked into
+constexpr std::string_view kSafetensors = ".safetensors";
+constexpr std::array<std::string_view, 6> kTorch = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar"};
+// Names of moments, in whatever spelling of the rest.
+constexpr std::array<std::string_view, 3> kMoments = {"exp_avg", "momentum_buffer", "square_avg"};
+
+bool EndsAs(std::string_view name, std::span<const std::string_view> suffixes) {
+  return std::ranges::any_of(suffixes,
+                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+// Files whose content another line tells, or that have neither model nor optimizer.
+bool IsKnown(const std::string& name) {
+  const auto weights = ChooseWeights(std::span(&name, 1));
+  return (weights && *weights) || name.find("-of-") != std::string::npos || name == "training_args.bin" ||
+         name.starts_with("rng_state") || name.starts_with("random_states_") ||
+         name.starts_with("scheduler") || name.starts_with("sampler") ||
+         name.starts_with("custom_checkpoint_") || IsOptimizerFile(name) || IsOtherModel(name);
+}
+
+enum class Holds : uint8_t { kNothing, kModel, kOptimizer };
+
+Result<Holds> LookInto(const Root& root, const std::string& path) {
+  if (path.ends_with(kSafetensors)) {
+    CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadSafetensorsHeader(root, path));
+    const bool moments = std::ranges::any_of(header.entries, [](const SafetensorsEntry& entry) {
+      return std::ranges::any_of(kMoments, [&](std::string_view moment) {
+        return entry.name.find(moment) != std::string::npos;
+      });
+    });
+    if (moments) return Holds::kOptimizer;
+    return header.entries.empty() ? Holds::kNothing : Holds::kModel;
+  }
+  CKPT_ASSIGN_OR_RETURN(auto file, root.Open(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, TorchFile::Open(std::move(file)));
+  const TorchState state(torch.root());
+  if (!state.optimizers().empty()) return Holds::kOptimizer;
+  return state.Modules().empty() ? Holds::kNothing : Holds::kModel;
+}
+
+// Folders that are not another step, another model or an engine's.
+Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& prefix,
+                                         const std::string& folder) {
+  std::vector<std::string> out;
+  if (StepNumber(folder)) return out;
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, prefix + folder));
+  if (entries.HasFile("config.json") || entries.HasFile(".metadata")) return out;
+  for (const std::string& name : entries.files) out.push_back(StrCat(folder, "/", name));
+  return out;
+}
+
+}  // namespace
+
+Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& header) {
+  const std::string& model = files.index.empty() ? files.weights.front() : files.index;
+  std::vector<std::string> names = files.others;
+  for (const std::string& folder : files.folders) {
+    auto found = FilesIn(root, files.prefix, folder);
+    if (!found && IsOfDevice(found.error())) return Fail(std::move(found).error());
+    if (found) std::ranges::move(*found, std::back_inserter(names));
+  }
+  size_t looked = 0;
+  for (const std::string& name : names) {
+    const bool saved = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
+    if (!saved || IsKnown(name) || ++looked > kMostFiles) continue;
+    const auto holds = LookInto(root, files.prefix + name);
+    if (!holds && IsOfDevice(holds.error())) return Fail(Error(holds.error()));
+    if (!holds) continue;
+    if (*holds == Holds::kOptimizer) {
+      LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
+                        "beside weights only optimizer.pt and optimizer.bin are read",
+                        name.ends_with(kSafetensors)
+                            ? ""
+                            : "if it is of these weights, give it the name optimizer.pt"});
+    } else if (*holds == Holds::kModel && name.find('/') == std::string::npos) {
+      LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
+                        StrCat("the step's model is ", model, ", and loaders do not read both"),
+                        "adopt that file by itself"});
+    }
+  }
+  return {};
+}
+
+}  // namespace ckptfs::huggingface
