@@ -29,6 +29,9 @@ constexpr auto kAroundWords = std::to_array<std::string_view>(
 // Copies of weights that no optimizer trains, as a part of a word ("model_ema").
 constexpr auto kAverageWords = std::to_array<std::string_view>(
     {"ema", "averaged", "average", "avg", "swa", "teacher", "shadow", "polyak", "slow", "target"});
+// What a training is measured by: its module may have buffers ("dino_loss").
+constexpr auto kLossWords =
+    std::to_array<std::string_view>({"loss", "criterion", "metric", "metrics"});
 constexpr auto kOptimizerParts =
     std::to_array<std::string_view>({"optim", "optimizer", "optimizers"});
 
@@ -55,6 +58,15 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
+// True if one of a key's words has one of these parts.
+template <size_t kCount>
+bool HasWordPart(std::string_view key, const std::array<std::string_view, kCount>& parts) {
+  const std::string lower = Lower(key);
+  return HasPart(lower, '.', [&](std::string_view word) {
+    return HasPart(word, '_', [&](std::string_view part) { return Contains(parts, part); });
+  });
+}
+
 // How much a dict looks like a state_dict, the weakest first.
 enum class Grade : uint8_t {
   kNone,   // numbers or integers beside other values: a loss, a counter, a generator's state
@@ -65,7 +77,7 @@ enum class Grade : uint8_t {
 struct Score {
   bool trained = false;
   Grade grade = Grade::kNone;
-  bool own = false;   // not an average, nor in an optimizer's part of the state
+  bool own = false;   // not an average or a loss, nor in an optimizer's part of the state
   bool word = false;  // its key is one for a model
   auto operator<=>(const Score&) const = default;
 };
@@ -104,9 +116,9 @@ Score ScoreOf(const ModelCandidate& candidate) {
   out.trained = candidate.trained > 0 && !average;
   if (candidate.made == Made::kDerived && candidate.trained == 0) return out;
   out.grade = GradeOf(candidate);
-  out.own = !average && !HasPart(candidate.key, '.', [](std::string_view word) {
-    return word != "opt" && IsOptimizerWord(word);
-  });
+  out.own = !average && !HasWordPart(candidate.key, kLossWords) &&
+            !HasPart(candidate.key, '.',
+                     [](std::string_view word) { return word != "opt" && IsOptimizerWord(word); });
   out.word = candidate.made == Made::kDict && IsModelKey(candidate.key);
   return out;
 }
@@ -131,7 +143,7 @@ std::string Difference(const ModelCandidate& best, const Score& a, const ModelCa
   if (a.trained != b.trained) return StrCat("the optimizer's states name parameters of ", first);
   if (a.grade != b.grade) return StrCat(other, " does not look like a state_dict");
   if (a.own != b.own && IsAverageState(second.tensors)) return StrCat(other, " is an average");
-  if (a.own != b.own) return StrCat(other, " is by its name an average or an optimizer's");
+  if (a.own != b.own) return StrCat(other, " is by its name an average, a loss or an optimizer's");
   return StrCat(first, " has a model's name, ", other, " does not");
 }
 
@@ -187,12 +199,7 @@ bool IsModelKey(std::string_view key) {
          });
 }
 
-bool IsAverageKey(std::string_view key) {
-  const std::string lower = Lower(key);
-  return HasPart(lower, '.', [](std::string_view word) {
-    return HasPart(word, '_', [](std::string_view part) { return Contains(kAverageWords, part); });
-  });
-}
+bool IsAverageKey(std::string_view key) { return HasWordPart(key, kAverageWords); }
 
 bool IsAverageState(std::span<const ModelCandidate::Tensor> tensors) {
   size_t inside = 0;

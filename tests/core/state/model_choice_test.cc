@@ -101,9 +101,11 @@ TEST(ModelChoiceTest, WordsBreakTiesWithAReason) {
   const auto choice = ChooseModel(std::vector{Module("state_dict_ema"), Module("state_dict")}, "");
   ASSERT_TRUE(choice);
   EXPECT_EQ(choice->index, 1u);
-  EXPECT_EQ(choice->why, "'state_dict_ema' is by its name an average or an optimizer's");
+  EXPECT_EQ(choice->why, "'state_dict_ema' is by its name an average, a loss or an optimizer's");
   EXPECT_THAT(choice->others, ElementsAre(0));
   EXPECT_EQ(Chosen({Module("student"), Module("teacher")}), "<student>");
+  EXPECT_EQ(Chosen({Module("student"), Module("teacher"), Module("dino_loss")}), "<student>");
+  EXPECT_EQ(Chosen({Module("criterion"), Module("net_g")}), "<net_g>");
   EXPECT_EQ(Chosen({Module("optim.exp_avg"), Module("net_g")}), "<net_g>");
   EXPECT_EQ(Chosen({Module("discriminator"), Module("model")}), "<model>");
   EXPECT_EQ(Chosen({Module("app.model"), Module("app.EMA")}), "<app.model>");
