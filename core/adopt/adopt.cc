@@ -116,6 +116,21 @@ int64_t OldestOf(const StepModel& model) {
   return oldest;
 }
 
+// How the step's files are to be kept.  A step that the store has files of its own of stays so
+// when it is adopted again without a word: its source may be about to go.
+Ownership OwnershipOf(Store& store, std::string_view run, const StepModel& model,
+                      const StepCandidate& step, const AdoptOptions& options) {
+  if (options.ownership != Ownership::kReference || !step.root->local()) return options.ownership;
+  const auto before = store.Resolve(run, model.id);
+  if (!before || before->compacted || before->source != step.Path()) return options.ownership;
+  const auto there = store.Load(*before);
+  if (!there) return options.ownership;
+  const auto kept = std::ranges::find_if(
+      (*there)->model.blobs, [](const Blob& blob) { return blob.store_owned && !blob.side; });
+  if (kept == (*there)->model.blobs.end()) return options.ownership;
+  return kept->owned() ? Ownership::kCopy : Ownership::kLink;
+}
+
 // An indexed step becomes one of the store's.
 Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& options,
                         const std::optional<NewSave::Named>& named) {
@@ -130,10 +145,13 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
   const int64_t oldest_ns = OldestOf(model);  // a file that the store owns has no times
   CKPT_ASSIGN_OR_RETURN(const std::string run,
                         RunNameOf(options.run, step.SavePath(), options.hints.names));
-  const bool owned = options.ownership != Ownership::kReference;
+  const Ownership ownership = OwnershipOf(store, run, model, step, options);
+  const bool owned = ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
   if (owned) {
-    CKPT_ASSIGN_OR_RETURN(OwnedStep taken, TakeFiles(store, step, std::move(model), options));
+    AdoptOptions own = options;
+    own.ownership = ownership;
+    CKPT_ASSIGN_OR_RETURN(OwnedStep taken, TakeFiles(store, step, std::move(model), own));
     model = std::move(taken.model);
     hold = std::move(taken.hold);
     CKPT_RETURN_IF_ERROR(store.PutChunkLists(model));

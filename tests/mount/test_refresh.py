@@ -101,3 +101,34 @@ def test_a_file_that_went_is_missing_wherever_it_is_said(ckptfs, source):
     unsound = status[0]['status']['unsound'][f'run7/{TAG}']
     assert unsound['state'] == 'missing' and path in unsound['reason']
     assert f'missing run7/{TAG}: ' in ckptfs.run('status', '--store', ckptfs.store).stdout
+
+
+@pytest.mark.parametrize('again', ['adopt', 'refresh', 'mount'])
+@pytest.mark.parametrize('how', ['--link', '--copy'])
+def test_what_the_store_has_files_of_stays_the_store_s_own(ckptfs, source, how, again):
+    """It was taken so that it outlives its source: nobody who adopts it again means otherwise."""
+    ckptfs.adopt(source, extra=[how])
+    before = ckptfs.list()['steps']
+    if again == 'mount':
+        mount = ckptfs.mount(adopt=[source])
+    else:
+        ckptfs.adopt(source, extra=['--refresh'] if again == 'refresh' else [])
+        mount = ckptfs.mount()
+    assert [step['id'] for step in ckptfs.list()['steps']] == [step['id'] for step in before] == [TAG]
+    with open(f'{mount}/view/tp1/rank0/model.safetensors', 'rb') as f:
+        held = f.read()
+    ckptfs.umount(mount)
+    shutil.rmtree(source)
+    with open(f'{ckptfs.mount()}/view/tp1/rank0/model.safetensors', 'rb') as f:
+        assert f.read() == held
+
+
+def test_what_is_saved_again_is_kept_as_the_save_before(ckptfs, source):
+    ckptfs.adopt(source, extra=['--copy'])
+    for name in os.listdir(f'{source}/{TAG}'):
+        where = f'{source}/{TAG}/{name}'
+        shutil.copy(where, where + '.new')  # the same bytes, other files
+        os.rename(where + '.new', where)
+    ckptfs.adopt(source, extra=['--refresh'])
+    shutil.rmtree(source)
+    assert states(ckptfs) == {TAG: 'sound'}

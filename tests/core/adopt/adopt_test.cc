@@ -81,6 +81,39 @@ TEST_F(AdoptTest, OneStepIsReadOnceHoweverItIsTaken) {
   }
 }
 
+TEST_F(AdoptTest, ACopyOfWhatWasWrittenSinceItWasReadIsRefused) {
+  const auto found = Scan(*PlaceOf(Path()), sources_);
+  ASSERT_TRUE(found);
+  auto model = IngestStep(found->front(), options_.source);
+  ASSERT_TRUE(model);
+  const std::string path = model->PathOf(model->blobs[0]);
+  const auto time = std::filesystem::last_write_time(path);
+  std::ofstream(path, std::ios::in | std::ios::out) << "other";
+  std::filesystem::last_write_time(path, time);
+  const auto taken = Own(store_->directory(), found->front().candidate.Path(), *std::move(model),
+                         Ownership::kCopy);
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code, ErrorCode::kStale);
+}
+
+TEST_F(AdoptTest, WhatTheStoreHasFilesOfStaysItsOwnWhenItIsAdoptedAgain) {
+  for (const Ownership ownership : {Ownership::kCopy, Ownership::kLink}) {
+    options_.run = "run" + std::to_string(static_cast<int>(ownership));
+    for (const bool refresh : {false, true}) {
+      options_.ownership = ownership;
+      ASSERT_TRUE(AdoptAll());
+      options_.ownership = Ownership::kReference;
+      options_.refresh = refresh;
+      const auto again = AdoptAll();
+      ASSERT_TRUE(again) << again.error().message;
+      EXPECT_EQ(store_->Steps(options_.run)->size(), 2u);
+      for (const StepRecord& record : again->steps) {
+        EXPECT_TRUE(Load(record).blobs[0].store_owned);
+      }
+    }
+  }
+}
+
 // A copy goes on beside a step that is whole.
 TEST_F(AdoptTest, AStepThatAProcessWritesIsLeftOut) {
   if (!IsLocalFilesystem(directory_.path())) GTEST_SKIP() << "the filesystem may tell nothing";
