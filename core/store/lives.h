@@ -91,7 +91,8 @@ struct NewSave {
     int64_t mtime_ns = 0;
   };
   std::optional<Named> named;
-  bool arrived = false;  // it came while the directory was followed, after a greater iteration
+  // It came, sealed, while the directory was followed, after a greater iteration.
+  bool arrived = false;
   // The earliest time of a file that something is read of; 0: not known.  A save writes all of
   // them: a step of which some were converted later is not another save.
   int64_t oldest_ns = 0;
@@ -118,7 +119,7 @@ struct LifeChoice {
 //   kSavedAgain  its path held a step of that number or a greater one, of other bytes; or
 //   kGone        that newest step's files are gone from their place; or
 //   kNamed       the job's pointer names this save, or a later one that is smaller, too; or
-//   kArrived     who follows the directory saw it come.
+//   kArrived     who follows the directory saw it come, what its tool writes last after all else.
 // Otherwise it is of the newest life, or of the last one that had begun when it was saved.  So
 // steps of a finished run that are adopted in any order, or copied without their times, are of
 // one life.  Steps are of one kind if their ids differ in digits only ("best" is another).  A

@@ -146,7 +146,7 @@ Status ViewTarget::Switch(const Tree& tree, std::string_view run, std::string_vi
   const auto step = id == "latest" ? found->latest : tree.FindStep(run, id);
   if (!step) return Fail(ErrorCode::kNotFound, StrCat("no step '", run, "/", id, "'"));
   run_ = std::string(run);
-  follow_ = follow_ && id == "latest";
+  follow_ = may_follow_ && id == "latest";
   shown_ = step;
   was_shown_ = true;
   return {};

@@ -65,11 +65,11 @@ NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& m
 class ViewTarget {
  public:
   ViewTarget(std::optional<std::string> run, std::string step, bool follow)
-      : run_(std::move(run)), step_(std::move(step)), follow_(follow) {}
+      : run_(std::move(run)), step_(std::move(step)), may_follow_(follow), follow_(follow) {}
 
   // The target in `tree`; `reason` says why there is none, if there is none.
   void Update(const Tree& tree, std::string* reason);
-  // `id` "latest" goes on following, if the mount follows.
+  // `id` "latest" follows from then on, if the mount does.
   // kNotFound if there is no such step.
   Status Switch(const Tree& tree, std::string_view run, std::string_view id);
 
@@ -81,7 +81,8 @@ class ViewTarget {
 
   std::optional<std::string> run_;
   std::string step_;
-  bool follow_;
+  bool may_follow_;         // the mount does
+  bool follow_;             // until it shows a step that was named
   bool was_shown_ = false;  // a target that went does not come back by itself
   std::shared_ptr<StepEntry> shown_;
 };

@@ -4,10 +4,12 @@ who asks."""
 import json
 import os
 import shutil
+import time
 
 import ckptfs as snapshots
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from daemon import wait_until
 from safetensors.torch import load_file, save_file
 
@@ -24,9 +26,9 @@ def save(output, step, value):
     torch.save({}, os.path.join(path, 'training_args.bin'))
 
 
-def shown(mount):
+def shown(mount, name='w'):
     """The value of the weight that /view shows."""
-    return float(load_file(os.path.join(mount, 'view', 'tp1', 'rank0', 'model.safetensors'))['w'][0])
+    return float(load_file(os.path.join(mount, 'view', 'tp1', 'rank0', 'model.safetensors'))[name].flatten()[0])
 
 
 def agreed(ckptfs):
@@ -73,6 +75,57 @@ def test_a_training_that_begins_again_is_followed(ckptfs):
     save(output, 4, 24)
     wait_until(lambda: shown(mount) == 24, 'its next step')
     assert agreed(ckptfs) == 'checkpoint-4'
+
+
+NAMED = ['step_{}', 'ep0-ba{}', '{}', 'iter-{:06}-ckpt', 'step{}-unsharded', 'epoch_1_step_{}', 'checkpoint-epoch-{}']
+
+
+@pytest.mark.parametrize('form', [*NAMED, 'ckpt_{}.pth', 'checkpoint{:04}.pth.tar', 'model_{:07}.pt', 'counted'])
+def test_numbers_in_names_order_steps_that_were_copied(ckptfs, form):
+    """They were fetched in lexical order, so that their times say nothing."""
+    output = os.path.join(ckptfs.folder, 'output')
+    os.mkdir(output)
+    paths = []
+    for n, step in enumerate((1000, 1100, 800, 900)):
+        path = os.path.join(output, 'abcd'[n] + '.pt' if form == 'counted' else form.format(step))
+        weights = {'a.weight': torch.full((4, 3), float(step))}
+        if form == 'counted':
+            torch.save({'state_dict': weights, 'epoch': step}, path)
+        elif '.p' in form:
+            torch.save(weights, path)
+        elif form == 'step_{}':  # several formats name directories so
+            dcp.save({'model': weights}, checkpoint_id=path, no_dist=True)
+        else:
+            os.mkdir(path)
+            save_file(weights, os.path.join(path, 'model.safetensors'))
+        for name in os.listdir(path) if os.path.isdir(path) else ['']:
+            os.utime(os.path.join(path, name) if name else path, (1.7e9 + 10 * n,) * 2)
+        paths.append(path)
+    ckptfs.run('adopt', '--store', ckptfs.store, *([output] if os.path.isdir(paths[0]) else sorted(paths)))
+    steps = ckptfs.list()['steps']
+    assert [one['iteration'] for one in steps] == [800, 900, 1000, 1100] and {one['run'] for one in steps} == {'output'}
+    assert shown(ckptfs.mount(), 'a.weight') == 1100
+
+
+@pytest.mark.parametrize('by', ['the job', 'a copy'])
+def test_a_smaller_iteration_that_arrives_is_a_life_if_its_tool_saved_it(ckptfs, by):
+    """A copy of a finished run brings its steps in any order, and what is written last not last."""
+    output = os.path.join(ckptfs.folder, 'output')
+    for step in (800, 1000):
+        save(output, step, step)
+    _, mount = ckptfs.start('--follow', output)
+    wait_until(lambda: shown(mount) == 1000, 'the steps that were there')
+    save(os.path.join(ckptfs.folder, 'made'), 900, 900)
+    made, there = (os.path.join(ckptfs.folder, folder, 'checkpoint-900') for folder in ('made', 'output'))
+    os.mkdir(there)
+    for name in sorted(os.listdir(made), key=lambda name: (name == 'trainer_state.json') == (by == 'the job')):
+        shutil.copyfile(os.path.join(made, name), os.path.join(there, name))
+        time.sleep(0.02)
+    wait_until(lambda: 'output/checkpoint-900' in ckptfs.run('list', '--store', ckptfs.store).stdout, 'the step that came')
+    if by == 'the job':
+        wait_until(lambda: shown(mount) == 900, 'where the job has gone back')
+    assert shown(mount) == (900 if by == 'the job' else 1000)
+    assert agreed(ckptfs) == ('checkpoint-900' if by == 'the job' else 'checkpoint-1000')
 
 
 def test_a_finished_run_is_one_life_however_it_is_adopted(ckptfs):

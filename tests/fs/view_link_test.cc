@@ -90,6 +90,10 @@ TEST(ViewLinkTest, FollowMovesWithTheRun) {
   ASSERT_TRUE(t.fs().SwitchView("r", "a"));
   ASSERT_TRUE(t.fs().Refresh());
   EXPECT_EQ(View(t), "run/r/step/a/view");
+  ASSERT_TRUE(t.fs().SwitchView("r", "latest"));
+  t.AddStep("r", "d", 4);
+  ASSERT_TRUE(t.fs().Refresh());
+  EXPECT_EQ(View(t), "run/r/step/d/view") << "it does not follow again";
 }
 
 TEST(ViewLinkTest, NeverMovesToAnotherStepWhenItsOwnIsRemoved) {
