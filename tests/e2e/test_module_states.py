@@ -6,6 +6,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ckptfs import state
 from ckptfs.saved_values import SavedValues
+from test_dcp_beside import BESIDE, differing, other
+from test_dcp_beside import MODEL as BESIDE_MODEL
 from test_save_options import receive
 from test_snapshot_values import SIZE, saved_fixture  # noqa: F401 (a fixture)
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -232,3 +234,16 @@ def test_each_rank_loads_its_own_keys():
     documents += [{**documents[0], 'scope': 'dp2', 'pickle': state.document({'dp_rank_0': {'position': 5}})[0].hex()}]  # rank 0's comes first
     values = SavedValues({'documents': documents}, lambda *_: None).values
     assert values == {'dataloader.dp_rank_0.position': 10, 'dataloader.dp_rank_1.position': 11}
+
+
+@pytest.mark.parametrize('what', [*BESIDE, 'states', 'rest'])
+def test_what_lies_beside_the_model_comes_back_without_a_mount(ckptfs, tmp_path, what):
+    hyper = {'lr': 0.5, 'params': list(BESIDE_MODEL)}
+    more = {'states': {'optim': {'state': {name: {'pair': (1, 2), 'step': 3} for name in BESIDE_MODEL}, 'param_groups': [hyper]}},
+            'rest': {'optim': {'state': {'z.weight': {'exp_avg': torch.ones(2)}}, 'param_groups': [hyper]}}}
+    tree = {'model': BESIDE_MODEL, **{**BESIDE, **more}[what]}
+    dcp.save(tree, checkpoint_id=str(tmp_path / 'run' / 'step-1'), no_dist=True)
+    ckptfs.adopt(str(tmp_path / 'run'), 'run')
+    got = other(tree)
+    dcp.load(got, checkpoint_id=f'ckptfs://{ckptfs.store}/run/step-1', no_dist=True)
+    assert not differing(got, tree), differing(got, tree)

@@ -10,7 +10,7 @@ The first reads from the store, by the program `ckptfs`; a directory may be in a
 """
 import io
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from . import url
 from .plain_pickle import Unreadable
-from .saved_values import SavedValues
+from .saved_values import LaterTensor, SavedValues
 from .step_files import Files, Program, Stored, open_files, tensors_of
 
 
@@ -62,7 +62,7 @@ class Reader(StorageReader):
     def __init__(self, path: str = '') -> None:
         self._path = os.fspath(path)
         self._files: Optional[Files] = None
-        self._tensors: Dict[str, Stored] = {}
+        self._tensors: Dict[str, Union[Stored, LaterTensor]] = {}
         self._values: Dict[str, Any] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -95,6 +95,9 @@ class Reader(StorageReader):
                         twice.add(name)
         for name in twice:  # nobody says which is meant
             del self._tensors[name]
+        for name in [name for name, value in self._values.items() if isinstance(value, LaterTensor)]:
+            later = self._values.pop(name)
+            self._tensors.setdefault(name, later)
         known: Dict[str, Any] = {}
         for name, value in self._values.items():
             tensor = isinstance(value, torch.Tensor)

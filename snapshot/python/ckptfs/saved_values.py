@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of a step beside tensors of parameters, as a state dict of DCP names it."""
+import functools
 import pickle
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -15,6 +16,9 @@ SPELLING = 'ckptfs.dcp'
 TENSORS = 'ckptfs.hyper'
 # A document: what the optimizers' state_dict() had beside states and groups, by their labels.
 ADDED = 'ckptfs.optimizer'
+REST = 'dcp/rest'      # a document: keys of a DCP step that are nobody's, as they were
+STATES = 'dcp/states'  # a document: states that are not tensors, by optimizer, parameter and kind
+CLIENT = 'client/'  # how those begin that a job put beside the model itself
 OWN = 'ckptfs.'  # how the names of documents begin that are not the job's
 
 
@@ -48,12 +52,29 @@ def with_tensors(hyper: Mapping[str, Any], document: Any, label: str, number: in
     return made
 
 
-def _load(description: Mapping[str, Any], index: int, tensor: Callable[..., torch.Tensor]) -> Any:
+class LaterTensor:
+    """A tensor of a document that is read when a rank asks for it: an average of the model is as
+    large as that."""
+
+    def __init__(self, read: Callable[[], torch.Tensor], dtype: torch.dtype,
+                 shape: Sequence[int]) -> None:
+        self._read, self.dtype, self.shape = read, dtype, list(shape)
+
+    def load(self, _: Any, box: Sequence[slice], target: torch.Tensor) -> None:
+        """As a stored tensor has it."""
+        target.copy_(self._read()[tuple(box)])
+
+
+def _load(description: Mapping[str, Any], index: int, tensor: Callable[..., torch.Tensor],
+          later: bool = False) -> Any:
+    """later: tensors that are the step's own are LaterTensors."""
     document = description['documents'][index]
 
-    def get(number: int) -> torch.Tensor:
+    def get(number: int) -> Any:
         one = document['tensors'][number]
-        return tensor(index, number, getattr(torch, one['dtype']), one['shape'], one['strides'])
+        dtype = getattr(torch, one['dtype'])
+        read = functools.partial(tensor, index, number, dtype, one['shape'], one['strides'])
+        return LaterTensor(read, dtype, one['shape']) if later and one.get('beside') else read()
 
     return plain(bytes.fromhex(document['pickle']), get)
 
@@ -71,14 +92,14 @@ def document_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tens
 
 def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tensor],
                  scope: str = '') -> Dict[str, Any]:
-    """By key, those of a scope ('': rank 0's) that load without running code, but for those that
-    hold a copy of the model."""
+    """By the keys that a state dict has them under, those of a scope ('': rank 0's) that load
+    without running code; what is as large as the model in LaterTensors."""
     found = {}
     for index, document in enumerate(description.get('documents', [])):
-        if document['scope'] != scope or any(one.get('beside') for one in document['tensors']):
+        if document['scope'] != scope:
             continue
         try:
-            found[document['key']] = _load(description, index, tensor)
+            found[document['key'].removeprefix(CLIENT)] = _load(description, index, tensor, True)
         except pickle.UnpicklingError:
             continue
     return found
@@ -133,6 +154,10 @@ class SavedValues:
         for label, entries in (added if isinstance(added, dict) else {}).items():
             for at in self.spelling.optimizer(label):
                 self.values.update(flatten_state_dict({at: entries})[0])
+        self.values.update(flatten_state_dict(documents.pop(REST, {}))[0])
+        for label, states in documents.pop(STATES, {}).items():
+            for at in self.spelling.optimizer(label):
+                self.values.update(flatten_state_dict({at: {'state': states}})[0])
         for key, value in documents.items():
             if key.startswith('extra_state/'):
                 place = key[len('extra_state/'):]
