@@ -23,7 +23,7 @@ sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
 CASES = ('start', 'load', 'files', 'native', 'cold', 'far', 'listing',
-         'memory', 'publish', 'dialect', 'saves', 'attacks', 'follow', 'ingest', 'dcp', 'dcp_view', 'compact', 'tools', 'huge', 'snapshot',
+         'memory', 'publish', 'dialect', 'saves', 'attacks', 'follow', 'ingest', 'dcp', 'dcp_view', 'compact', 'tools', 'megatron', 'huge', 'snapshot',
          'builds')
 
 
