@@ -15,6 +15,7 @@
 #include "core/check/weight_check.h"
 #include "core/io/root.h"
 #include "core/model/read_blobs.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -57,11 +58,19 @@ std::string LookForMixed(const IngestedStep& read, const AdoptOptions& options) 
   const StepCandidate& step = read.candidate;
   if (!step.root->local()) return "";
   const SaveState state = read.source->StateOf(step, options.source, {});
-  if (state.phase != SavePhase::kProvisional || state.last.empty()) return "";
-  const auto sealed = step.root->Stat(state.last);
-  if (!sealed) return "";
-  return WrittenAnew(read.model, options.hints.names, LastComponent(state.last),
-                     sealed->stamp.mtime_ns);
+  std::string mixed;
+  if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
+    const auto sealed = step.root->Stat(state.last);
+    if (sealed)
+      mixed = WrittenAnew(read.model, options.hints.names, LastComponent(state.last),
+                          sealed->stamp.mtime_ns);
+  }
+  const auto listed = state.index && mixed.empty() ? step.root->Stat(state.index->path)
+                                                   : Fail(ErrorCode::kNotFound, "");
+  if (!listed) return mixed;
+  std::set<std::string> shards;
+  for (const std::string& file : state.index->files) shards.insert(step.root->PathOf(file));
+  return WrittenAnew(read.model, shards, LastComponent(state.index->path), listed->stamp.mtime_ns);
 }
 
 // The roots of the step's files, unless they are directories of this machine.
@@ -137,6 +146,7 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
   const std::string mixed = LookForMixed(read, options);
   const StepCandidate& step = read.candidate;
   StepModel model = std::move(read.model);
+  if (!mixed.empty()) model.notes.push_back(StrCat(kTimesNote, mixed));
   CKPT_ASSIGN_OR_RETURN(const std::string blank, LookForBlank(model, options));
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;

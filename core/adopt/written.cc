@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/base/parallel.h"
@@ -73,17 +74,64 @@ std::string NeverWritten(const StepModel& model, const ToolNames& names) {
                    : StrCat(blank.front(), " (and ", Counted(more, "more file"), ")");
 }
 
-std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
-                        int64_t sealed_ns) {
-  const std::vector<std::string> anew = LookAtFiles(model, names, [&](const File& file) {
-    return WasWrittenAnew(file, sealed_ns) ? file.name() : std::string();
+namespace {
+
+struct NamedFile {
+  std::string name;  // "" for one that cannot be opened
+  StepFile file;
+};
+
+// The files of the step, as they lie on this machine; all of them, since each may tell that a copy
+// went on.
+std::vector<NamedFile> TimesOf(const StepModel& model) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  std::vector<NamedFile> all(model.blobs.size());
+  ParallelFor(model.blobs.size(), [&](size_t i) {
+    const Blob& blob = model.blobs[i];
+    const std::string& root = model.roots[blob.root];
+    if (!root.starts_with('/')) return;
+    const auto file = FileRoot(root).Open(blob.path);
+    const auto times = file ? WriteTimesOf(**file) : std::nullopt;
+    if (times) all[i] = {model.PathOf(blob), {*times, (*file)->size(), read[i] != 0, read[i] != 0}};
   });
+  std::erase_if(all, [](const NamedFile& one) { return one.name.empty(); });
+  return all;
+}
+
+std::string DescribeAnew(const std::vector<NamedFile>& files, int64_t sealed_ns,
+                         std::string_view after) {
+  std::vector<StepFile> times;
+  for (const NamedFile& one : files) times.push_back(one.file);
+  const std::vector<size_t> anew = FindWrittenAnew(times, sealed_ns);
   if (anew.empty()) return "";
   const size_t more = anew.size() - 1;
-  return StrCat(anew.front(), more == 0 ? "" : StrCat(" (and ", Counted(more, "more file"), ")"),
-                ": written anew after ", last,
-                ", which its tool writes last: a save over this step may have died, and then files "
-                "of two saves lie in it");
+  return StrCat(files[anew.front()].name,
+                more == 0 ? "" : StrCat(" (and ", ckptfs::Counted(more, "more file"), ")"),
+                ": written anew after ", after,
+                ": a save over this step may have died, and then files of two saves lie in it");
+}
+
+}  // namespace
+
+std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
+                        int64_t sealed_ns) {
+  std::vector<NamedFile> files = TimesOf(model);
+  for (NamedFile& one : files) one.file.saved = one.file.saved || names.IsSaved(one.name);
+  return DescribeAnew(files, sealed_ns, StrCat(last, ", which its tool writes last"));
+}
+
+std::string WrittenAnew(const StepModel& model, const std::set<std::string>& shards,
+                        std::string_view index, int64_t sealed_ns) {
+  std::vector<NamedFile> files = TimesOf(model);
+  bool older = false;
+  for (NamedFile& one : files) {
+    one.file.read = one.file.saved = shards.contains(one.name);
+    // Programs that fetch several files at once have begun with shards before the index is there.
+    if (one.file.read && one.file.times.born_ns < sealed_ns) one.file.times.born_ns = 0;
+    older = older || (one.file.read && one.file.times.written_ns <= sealed_ns);
+  }
+  if (!older) return "";
+  return DescribeAnew(files, sealed_ns, StrCat(index, ", which is written after all shards"));
 }
 
 }  // namespace ckptfs

@@ -26,7 +26,6 @@ constexpr size_t kMaxHoles = 4096;
 constexpr uint32_t kExtents = 64;    // for one ioctl
 constexpr size_t kMaxRounds = 1024;  // of it
 constexpr int64_t kZfs = 0x2FC12FC1;
-constexpr int64_t kClockSkew = 100'000'000;  // nanoseconds, between machines that write one step
 
 bool MakesHolesOfZeros(int file) {
   struct statfs info {};
@@ -102,17 +101,72 @@ uint64_t BytesNeverWritten(const File& file) {
   return BytesUnwritten(descriptor, file.size(), FIEMAP_FLAG_SYNC);
 }
 
-bool WasWrittenAnew(const File& file, int64_t since_ns) {
+std::optional<WriteTimes> WriteTimesOf(const File& file) {
   struct statx info {};
-  const int wanted = STATX_BTIME | STATX_MTIME;
   const int descriptor = file.descriptor();
-  if (descriptor < 0 || ::statx(descriptor, "", AT_EMPTY_PATH, wanted, &info) != 0) return false;
-  if ((info.stx_mask & wanted) != wanted) return false;
+  const int wanted = STATX_BTIME | STATX_MTIME | STATX_CTIME;
+  if (descriptor < 0 || ::statx(descriptor, "", AT_EMPTY_PATH, wanted, &info) != 0)
+    return std::nullopt;
   const auto nanoseconds = [](const struct statx_timestamp& time) {
     return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
   };
-  return nanoseconds(info.stx_btime) < since_ns &&
-         nanoseconds(info.stx_mtime) > since_ns + kClockSkew;
+  const bool born = (info.stx_mask & STATX_BTIME) != 0;
+  return WriteTimes{born ? nanoseconds(info.stx_btime) : 0, nanoseconds(info.stx_mtime),
+                    nanoseconds(info.stx_ctime)};
+}
+
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;    // nanoseconds
+constexpr int64_t kClockSkew = kSecond / 10;  // between machines that write one step
+constexpr int64_t kPause = kSecond;           // no program that copies rests so long
+constexpr int64_t kLongPause = 10 * kSecond;  // ... once another file has followed
+constexpr int64_t kSlowStart = 60 * kSecond;  // before the first byte of a file
+constexpr uint64_t kNanosecondsOfByte = kSecond / 10'000'000;  // of the slowest writer
+
+// True if it got its name, or lost another, when it was written: downloads do so.
+bool WasRenamed(const WriteTimes& times) {
+  return times.changed_ns > times.written_ns && times.changed_ns < times.written_ns + kSecond;
+}
+
+// When somebody began to write the file, at the earliest.
+int64_t BegunAt(const StepFile& file) {
+  const WriteTimes& times = file.times;
+  if (times.born_ns != 0 && times.born_ns <= times.written_ns) return times.born_ns;
+  const uint64_t longest = std::min<uint64_t>(file.size, INT64_MAX / 4 / kNanosecondsOfByte);
+  return times.written_ns - kSlowStart - static_cast<int64_t>(longest * kNanosecondsOfByte);
+}
+
+// The end of the first pause after `sealed_ns`; INT64_MAX without one.  `begun`: by BegunAt.
+int64_t EndOfPause(std::span<const StepFile> files, std::vector<size_t> begun, int64_t sealed_ns) {
+  std::ranges::sort(begun, {}, [&](size_t i) { return BegunAt(files[i]); });
+  int64_t end = sealed_ns, pause = kPause;
+  for (const size_t i : begun) {
+    const int64_t written = files[i].times.written_ns;
+    if (BegunAt(files[i]) > end + pause) return BegunAt(files[i]);
+    if (written > sealed_ns + kClockSkew) pause = kLongPause;
+    end = std::max(end, written);
+  }
+  return INT64_MAX;
+}
+
+}  // namespace
+
+std::vector<size_t> FindWrittenAnew(std::span<const StepFile> files, int64_t sealed_ns) {
+  std::vector<size_t> out, later;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const WriteTimes& times = files[i].times;
+    if (times.written_ns <= sealed_ns) continue;
+    const bool there = times.born_ns != 0 && times.born_ns < sealed_ns && !WasRenamed(times);
+    if (!there) later.push_back(i);
+    if (there && files[i].saved && times.written_ns > sealed_ns + kClockSkew) out.push_back(i);
+  }
+  const int64_t pause = EndOfPause(files, later, sealed_ns);
+  for (const size_t i : later) {
+    if (files[i].read && BegunAt(files[i]) >= pause) out.push_back(i);
+  }
+  std::ranges::sort(out);
+  return out;
 }
 
 }  // namespace ckptfs

@@ -11,11 +11,14 @@
 // Neither is told of every filesystem: the absence of a trace proves nothing.
 //
 // Thread safety: may be called concurrently.
-// Units: bytes.
+// Units: bytes; nanoseconds of the files' machine.
 
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "core/io/file.h"
 
@@ -29,8 +32,30 @@ bool IsOpenForWriting(const File& file);
 // BLOCKS: on writing back the file's pages where it has unwritten extents.
 uint64_t BytesNeverWritten(const File& file);
 
-// True if the file was there at that time and was written after it: it was written anew in its
-// place.  A copy is made after what it is copied of was sealed.
-bool WasWrittenAnew(const File& file, int64_t since_ns);
+// When a file was made and last written, and when it or its names were last changed.
+struct WriteTimes {
+  int64_t born_ns = 0;  // 0 where the filesystem does not tell
+  int64_t written_ns = 0;
+  int64_t changed_ns = 0;
+};
+
+// Nothing where the kernel does not tell.
+std::optional<WriteTimes> WriteTimesOf(const File& file);
+
+// A file of a step.
+struct StepFile {
+  WriteTimes times;
+  uint64_t size = 0;
+  bool saved = false;  // named as a file of a save is, or read
+  bool read = false;   // something of the step is read of it
+};
+
+// Positions of the files that a later save wrote, though they should be older than one that saves
+// write after them, which was written at `sealed_ns`: those that were there before it and were
+// written in their places, and those that are read and took another's place (a rename) after a
+// pause in which nobody wrote.  Programs that copy without times write in an order of their own,
+// several files at once, and make no pause; where they kept the times of another machine, or the
+// filesystem does not say when a file was made, the slowest writer is assumed. Pure.
+std::vector<size_t> FindWrittenAnew(std::span<const StepFile> files, int64_t sealed_ns);
 
 }  // namespace ckptfs

@@ -36,7 +36,9 @@ StepIdentity IdentityOf(const StepModel& model) {
   StepIdentity out;
   out.blobs.assign(model.blobs.begin(), model.blobs.begin() + static_cast<ptrdiff_t>(read.size()));
   out.notes = model.notes;
-  std::erase_if(out.notes, [](const std::string& note) { return note.starts_with(kNotShownNote); });
+  std::erase_if(out.notes, [](const std::string& note) {
+    return note.starts_with(kNotShownNote) || note.starts_with(kTimesNote);
+  });
   out.mtime_ns = model.mtime_ns;
   int64_t newest = 0;
   for (size_t i = 0; i < read.size(); ++i) {

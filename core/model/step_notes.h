@@ -12,4 +12,8 @@ namespace ckptfs {
 // does not have.  As such files, it is not part of what the step is.
 inline constexpr std::string_view kNotShownNote = "not in source/: ";
 
+// How a note begins that the times of files led to: those of a copy are others, so it is not part
+// of what the step is.
+inline constexpr std::string_view kTimesNote = "by the times of its files: ";
+
 }  // namespace ckptfs

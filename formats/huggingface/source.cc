@@ -135,6 +135,7 @@ class HuggingFaceSource : public Source {
     if (!files) return SaveState::Begun(files.error());
     SaveState state = StateOfSave(step, SavePlaces{.own = step.Own()}, options, history);
     if (state.missing) return state;
+    if (!files->index.empty()) state.index = IndexOf(*files);
     Status whole = CheckFiles(step, *files, options);
     return whole ? state : SaveState::Begun(std::move(whole).error());
   }
@@ -145,6 +146,13 @@ class HuggingFaceSource : public Source {
   }
 
  private:
+  static WrittenIndex IndexOf(const StepFiles& files) {
+    WrittenIndex out{JoinPath(files.directory, files.index), {}};
+    for (const std::string& name : files.weights)
+      out.files.push_back(JoinPath(files.directory, name));
+    return out;
+  }
+
   static Result<StepFiles> ListModel(const StepCandidate& step, const SourceOptions& options) {
     if (!options.pieces) CKPT_RETURN_IF_ERROR(huggingface::CheckNoPiece(step));
     return huggingface::ListStep(step);

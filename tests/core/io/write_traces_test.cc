@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/descriptor.h"
 #include "core/io/file_root.h"
@@ -110,6 +111,68 @@ TEST_F(WriteTracesTest, NothingIsHeldAfterALook) {
   const auto writer = OpenDescriptor(path(), O_WRONLY | O_NONBLOCK);
   EXPECT_TRUE(writer) << "a lease would be EWOULDBLOCK";
   EXPECT_TRUE(IsOpenForWriting(*looked));
+}
+
+// ---- Files of two saves -----------------------------------------------------------
+
+constexpr int64_t kSealed = 1'000'000;  // milliseconds, as all times here
+
+// Times in milliseconds; born 0: nobody tells.
+StepFile Weights(int64_t born, int64_t written, uint64_t size = 1 << 20) {
+  return {{born * 1'000'000, written * 1'000'000, written * 1'000'000}, size, true, true};
+}
+StepFile Other(int64_t born, int64_t written) {
+  StepFile out = Weights(born, written);
+  out.saved = out.read = false;
+  return out;
+}
+std::vector<size_t> Anew(const std::vector<StepFile>& files) {
+  return FindWrittenAnew(files, kSealed * 1'000'000);
+}
+using Positions = std::vector<size_t>;
+
+TEST(FindWrittenAnewTest, FilesOfOneSave) {
+  const StepFile weights = Weights(kSealed - 5000, kSealed - 4000);
+  EXPECT_EQ(Anew({weights, Other(kSealed, kSealed)}), Positions());
+  EXPECT_EQ(Anew({weights, Weights(kSealed - 10, kSealed + 90)}), Positions());  // clocks differ
+  EXPECT_EQ(Anew({weights, Other(kSealed - 10, kSealed + 9000)}), Positions());  // a log
+  EXPECT_EQ(Anew({weights, Other(kSealed + 9000, kSealed + 9000)}), Positions());
+}
+
+TEST(FindWrittenAnewTest, AFileThatWasWrittenInItsPlace) {
+  StepFile weights = Weights(kSealed - 5000, kSealed + 200);
+  EXPECT_EQ(Anew({weights}), Positions{0});
+  // A download begins under another name, and several files at once.
+  weights.times.changed_ns += 4'000'000;
+  EXPECT_EQ(Anew({weights}), Positions());
+  weights.times.changed_ns += 3'600'000'000'000;  // somebody linked it
+  EXPECT_EQ(Anew({weights}), Positions{0});
+}
+
+TEST(FindWrittenAnewTest, AFileThatTookAnothersPlaceAfterAPause) {
+  const StepFile weights = Weights(kSealed + 1500, kSealed + 1500);
+  EXPECT_EQ(Anew({Weights(kSealed - 2000, kSealed - 1000), weights}), Positions{1});
+  // Files that other ranks write last are not a pause.
+  EXPECT_EQ(Anew({weights, Other(kSealed + 5, kSealed + 10)}), Positions{0});
+  // A hook's file, and the next save long after that.
+  EXPECT_EQ(Anew({weights, Other(kSealed + 5, kSealed + 500)}), Positions());
+  EXPECT_EQ(Anew({Weights(kSealed + 15'000, kSealed + 16'000), Other(kSealed + 5, kSealed + 500)}),
+            Positions{0});
+}
+
+TEST(FindWrittenAnewTest, ACopyWithoutTimesMakesNoPause) {
+  // One file after the other, that which is written last before the weights.
+  EXPECT_EQ(Anew({Other(kSealed + 1, kSealed + 40'000), Weights(kSealed + 40'001, kSealed + 70'000),
+                  Weights(kSealed + 70'100, kSealed + 99'000)}),
+            Positions());
+}
+
+TEST(FindWrittenAnewTest, WithoutATimeOfBirthTheWriterMayBeSlow) {
+  EXPECT_EQ(Anew({Weights(0, kSealed + 50'000)}), Positions());
+  EXPECT_EQ(Anew({Weights(0, kSealed + 62'000)}), Positions{0});
+  EXPECT_EQ(Anew({Weights(0, kSealed + 62'000, 1 << 30)}), Positions());
+  // A copy that kept the times of files which a dead save had left.
+  EXPECT_EQ(Anew({Weights(kSealed + 900'000, kSealed + 62'000)}), Positions{0});
 }
 
 }  // namespace

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that hold parts of two saves: of one that died over a whole step, and of one that leaves parts of the earlier one."""
+import os
+import shutil
+import time
+from unittest import mock
+
+import accelerate
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+PAUSE = 1.3  # a job trains between two saves
+
+
+class Killed(Exception):
+    """A save dies here."""
+
+
+def dies_at(call, name):
+    """A wrapper of a function that saves: dies before it saves to a file of that name."""
+    def save(*args, **kwargs):
+        if any(name in str(argument) for argument in args):
+            raise Killed(name)
+        return call(*args, **kwargs)
+    return save
+
+
+def killed(module, name, at, save):
+    """Runs `save`, killed before `module.name` writes the file `at`."""
+    with mock.patch.object(module, name, dies_at(getattr(module, name), at)), pytest.raises(Killed):
+        save()
+
+
+def copies(folder, kept):
+    """What programs that copy make of a folder: with its times, and without them in two orders."""
+    shutil.copytree(folder, kept / 'times')
+    for order in (False, True):
+        target = kept / f'sorted-{order}' / os.path.basename(folder)
+        target.mkdir(parents=True)
+        for name in sorted(os.listdir(folder), reverse=order):
+            if os.path.isfile(folder / name):
+                shutil.copyfile(folder / name, target / name)
+    return [kept / 'times', kept / 'sorted-False', kept / 'sorted-True']
+
+
+def llama(seed):
+    torch.manual_seed(seed)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                              num_attention_heads=4, num_key_value_heads=4))
+
+
+# ---- a save over a whole step that died -----------------------------------------------------------
+
+def accelerated():
+    """An accelerator with a model and its optimizer, and what trains them once."""
+    job = accelerate.Accelerator(cpu=True)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    net, optimizer = job.prepare(net, torch.optim.AdamW(net.parameters(), lr=.1))
+
+    def train():
+        optimizer.zero_grad()
+        net(torch.ones(3, 8)).sum().backward()
+        optimizer.step()
+    train()
+    return job, train
+
+
+def test_weights_that_a_dead_save_replaced_are_named(ckptfs, tmp_path):
+    """safetensors renames its file into place, so it was made after the file that is written last; so is a copy."""
+    job, train = accelerated()
+    step = tmp_path / 'run' / 'step_1'
+    job.save_state(step)
+    assert 'anew' not in ckptfs.adopt(step).stderr
+    for i, copy in enumerate(copies(step, tmp_path / 'copies')):
+        assert 'anew' not in ckptfs.adopt(copy, name=f'copy{i}').stderr
+    time.sleep(PAUSE)
+    train()
+    killed(accelerate.checkpointing, 'save', 'optimizer', lambda: job.save_state(step))
+    said = ckptfs.adopt(step, extra=['--refresh']).stderr
+    anew = 'model.safetensors: written anew after random_states_0.pkl, which its tool writes last'
+    assert anew in said and anew in ckptfs.run('info', 'run/latest', '--store', ckptfs.store).stdout
+    train()
+    job.save_state(step)  # the next one is whole
+    assert 'anew' not in ckptfs.adopt(step, extra=['--refresh']).stderr
+
+
+# ---- shards ------------------------------------------------------------------------------------------
+
+def test_shards_of_two_saves_are_named(ckptfs, tmp_path):
+    step = tmp_path / 'model'
+    llama(1).save_pretrained(step, max_shard_size='40KB')
+    shards = sorted(step.glob('*.safetensors'))
+    assert len(shards) > 2
+    assert 'anew' not in ckptfs.adopt(step).stderr
+    for i, copy in enumerate(copies(step, tmp_path / 'copies')):
+        assert 'anew' not in ckptfs.adopt(copy, name=f'copy{i}').stderr
+    time.sleep(PAUSE)
+    killed(hf.modeling_utils, 'safe_save_file', shards[1].name, lambda: llama(2).save_pretrained(step, max_shard_size='40KB'))
+    said = ckptfs.adopt(step, extra=['--refresh']).stderr
+    assert f'{shards[0].name}: written anew after model.safetensors.index.json, which is written after all shards' in said
+    llama(2).save_pretrained(step, max_shard_size='40KB')
+    assert 'anew' not in ckptfs.adopt(step, extra=['--refresh']).stderr
