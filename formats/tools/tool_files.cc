@@ -13,6 +13,7 @@
 #include "core/access/searched_directories.h"
 #include "core/base/strings.h"
 #include "core/model/step_notes.h"
+#include "formats/tools/one_save.h"
 #include "formats/tools/save_order.h"
 #include "formats/tools/step_names.h"
 
@@ -222,31 +223,6 @@ LeftOut PrivateFile(std::string_view path) {
           "`chmod a+r` it, and adopt again with --refresh"};
 }
 
-namespace {
-
-// Sharded states and an optimizer's whole file are never of one save: nothing but times would tell
-// which of them the job goes on from.
-Status CheckOneSave(const StepCandidate& step, StepTool tool, const StepEntries& entries) {
-  if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return {};
-  const bool engine = entries.HasFile("latest");
-  const bool sharded = std::ranges::any_of(entries.directories, [&](const std::string& name) {
-    return name.starts_with("pytorch_model_fsdp_") || name.starts_with("optimizer_") ||
-           (engine && (name == "pytorch_model" || name.starts_with("global_step")));
-  });
-  if (!sharded) return {};
-  for (const std::string_view whole : {"optimizer.pt", "optimizer.bin"}) {
-    if (!entries.HasFile(whole)) continue;
-    return Fail(Error{ErrorCode::kInvalid,
-                      StrCat(step.root->PathOf(step.Own()), ": ", whole,
-                             " lies beside sharded states of an optimizer: parts of two saves are "
-                             "in one directory")}
-                    .Needing("remove the parts of the earlier save"));
-  }
-  return {};
-}
-
-}  // namespace
-
 Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
@@ -257,7 +233,7 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
   const StepTool tool = ToolOf(LastComponent(step.root->PathOf(own)), entries);
-  CKPT_RETURN_IF_ERROR(CheckOneSave(step, tool, entries));
+  CKPT_RETURN_IF_ERROR(CheckOneSave(*step.root, step.Own(), tool, entries));
   Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool,
             ReadersSoFar(assembler.header())};
   LookAtFilesSoFar(walk);

@@ -102,3 +102,30 @@ def test_shards_of_two_saves_are_named(ckptfs, tmp_path):
     assert f'{shards[0].name}: written anew after model.safetensors.index.json, which is written after all shards' in said
     llama(2).save_pretrained(step, max_shard_size='40KB')
     assert 'anew' not in ckptfs.adopt(step, extra=['--refresh']).stderr
+
+
+# ---- a whole save that leaves parts of an earlier one -----------------------------------------------
+
+def train(output, seed, **more):
+    """transformers' Trainer saves checkpoint-2 into `output`."""
+    arguments = hf.TrainingArguments(output, max_steps=2, save_steps=2, per_device_train_batch_size=1, use_cpu=True, report_to=[],
+                                     disable_tqdm=True, **more)
+    rows = [{'input_ids': torch.arange(8) + i, 'labels': torch.arange(8) + i} for i in range(4)]
+    hf.Trainer(llama(seed), arguments, train_dataset=rows).train()
+
+
+def test_states_beside_weights_that_trainer_saved_alone_are_refused(ckptfs, tmp_path):
+    """save_only_model over a run that saved all: Trainer itself would go on with the moments of the run before."""
+    train(tmp_path / 'out', 1)
+    step = tmp_path / 'out' / 'checkpoint-2'
+    train(tmp_path / 'alone', 1, save_only_model=True)
+    for whole in (step, tmp_path / 'alone' / 'checkpoint-2'):
+        assert ckptfs.adopt(whole).returncode == 0
+    train(tmp_path / 'out', 2, save_only_model=True)
+    refused = ckptfs.adopt(step, extra=['--refresh'], check=False)
+    assert refused.returncode == 4, refused.stderr
+    assert ('optimizer.pt, rng_state.pth, scheduler.pt beside a training_args.bin that says save_only_model: '
+            'parts of two saves are in one directory') in refused.stderr
+    for name in ('optimizer.pt', 'rng_state.pth', 'scheduler.pt'):
+        os.unlink(step / name)
+    assert ckptfs.adopt(step, extra=['--refresh']).returncode == 0
