@@ -13,6 +13,7 @@
 #include "core/state/model_config.h"
 #include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
+#include "formats/huggingface/other_weights.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/torch_state.h"
 #include "formats/huggingface/unread_files.h"
@@ -456,15 +457,17 @@ void Reader::NoteFolders(const ModelFiles& carried) {
 // A save of another form leaves the files of the one before, which loaders may take first.
 Status Reader::LeaveOutNewerWeights() {
   const std::string& taken = files_.index.empty() ? files_.weights.front() : files_.index;
-  std::vector<std::string> names = files_.others;
-  std::erase(names, taken);
-  const auto other = ChooseWeights(names);
-  if (!other || !*other || (*other)->adapter || !(*other)->variant.empty()) return {};
-  const std::string& name = (*other)->file;
-  CKPT_ASSIGN_OR_RETURN(const auto mine, StatIfThere(*StepRoot(), files_.prefix + taken));
-  CKPT_ASSIGN_OR_RETURN(const auto theirs, StatIfThere(*StepRoot(), files_.prefix + name));
-  if (!mine || !theirs || theirs->stamp.mtime_ns <= mine->stamp.mtime_ns) return {};
-  LeaveOut(assembler_.header(), {LeftOutPart::kModel, StrCat("'", name, "'"),
+  CKPT_ASSIGN_OR_RETURN(const std::string newer, NewerWeights(*candidate_.root, files_, contents_));
+  if (newer.empty()) return {};
+  CKPT_ASSIGN_OR_RETURN(const bool trains, TrainsOther(*candidate_.root, files_, newer));
+  if (trains && optimizer_) {
+    return Fail(Error{ErrorCode::kInvalid,
+                      StrCat(candidate_.Path(), ": ", newer, ", which ", files_.optimizer,
+                             " was written after, is newer than ", taken,
+                             ", which loaders take first: parts of two saves are in one directory")}
+                    .Needing("remove the parts of the earlier save"));
+  }
+  LeaveOut(assembler_.header(), {LeftOutPart::kModel, StrCat("'", newer, "'"),
                                  StrCat("it is newer than ", taken, ", which loaders take first"),
                                  StrCat("if ", taken, " is of an earlier save, remove it")});
   return {};

@@ -129,3 +129,28 @@ def test_states_beside_weights_that_trainer_saved_alone_are_refused(ckptfs, tmp_
     for name in ('optimizer.pt', 'rng_state.pth', 'scheduler.pt'):
         os.unlink(step / name)
     assert ckptfs.adopt(step, extra=['--refresh']).returncode == 0
+
+
+def test_an_optimizer_of_newer_weights_of_another_form_is_refused(ckptfs, tmp_path):
+    """accelerate's safe_serialization, and then not: accelerate itself would load the older weights."""
+    job, another = accelerated()
+    step = tmp_path / 'run' / 'step_1'
+    job.save_state(step)
+    another()
+    job.save_state(step, safe_serialization=False)
+    refused = ckptfs.adopt(step, check=False)
+    assert refused.returncode == 4, refused.stderr
+    assert ('pytorch_model.bin, which optimizer.bin was written after, is newer than model.safetensors, which loaders take first: '
+            'parts of two saves are in one directory') in refused.stderr
+    assert "'pytorch_model.bin': it is newer than model.safetensors" in ckptfs.adopt(step, extra=['--weights-only']).stderr
+    another()
+    job.save_state(step)  # the newer weights are those that loaders take
+    assert 'newer' not in ckptfs.adopt(step, extra=['--refresh']).stderr
+
+
+def test_the_same_weights_in_a_newer_form_are_not_a_second_save(ckptfs, tmp_path):
+    job, _ = accelerated()
+    step = tmp_path / 'run' / 'step_1'
+    job.save_state(step)
+    job.save_state(step, safe_serialization=False)
+    assert 'newer' not in ckptfs.adopt(step).stderr

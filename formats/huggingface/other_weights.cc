@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/other_weights.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "core/base/device_error.h"
+#include "core/base/strings.h"
+#include "formats/huggingface/names.h"
+#include "formats/huggingface/shard_index.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+constexpr size_t kSampledTensors = 64;
+constexpr uint64_t kSampledBytes = 1024;  // of each, from its middle
+
+// A tensor and the file that it is in.
+struct Stored {
+  const StoredWeight* weight = nullptr;
+  std::string path;  // below the root
+};
+using StoredByName = std::map<std::string_view, Stored>;
+
+void AddStored(const WeightsFile& content, const std::string& path, StoredByName& out) {
+  for (const StoredWeight& weight : content.weights)
+    out.emplace(weight.name, Stored{&weight, path});
+}
+
+// A part of the tensor's bytes; "" where they do not lie in its own order.
+Result<std::string> SampleOf(const Root& root, const Stored& stored) {
+  const StoredWeight& weight = *stored.weight;
+  const Fragment& part = weight.held.fragment;
+  if (!(weight.held.local == WholeTensor(weight.shape)) || part.flat_begin != 0)
+    return std::string();
+  const uint64_t width = ByteWidth(weight.dtype);
+  const uint64_t bytes = part.flat_end * width;
+  const uint64_t length = std::min(bytes, kSampledBytes / width * width);
+  const uint64_t skipped = (part.flat_end - length / width) / 2 * width;
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(stored.path));
+  return file->Read(part.offset + skipped, length, weight.name);
+}
+
+Result<bool> AreEqual(const Root& root, const StoredByName& mine, const StoredByName& theirs) {
+  if (mine.size() != theirs.size()) return false;
+  for (auto a = mine.begin(), b = theirs.begin(); a != mine.end(); ++a, ++b) {
+    if (a->first != b->first || a->second.weight->dtype != b->second.weight->dtype ||
+        a->second.weight->shape != b->second.weight->shape) {
+      return false;
+    }
+  }
+  const size_t step = mine.size() / kSampledTensors + 1;
+  size_t at = 0;
+  for (auto a = mine.begin(), b = theirs.begin(); a != mine.end(); ++a, ++b) {
+    if (at++ % step != 0) continue;
+    CKPT_ASSIGN_OR_RETURN(const std::string one, SampleOf(root, a->second));
+    CKPT_ASSIGN_OR_RETURN(const std::string other, SampleOf(root, b->second));
+    if (!one.empty() && !other.empty() && one != other) return false;
+  }
+  return true;
+}
+
+// The files of weights that a name, of a file or of an index, stands for.
+Result<std::set<std::string>> FilesNamedBy(const Root& root, const StepFiles& files,
+                                           const WeightsName& weights) {
+  if (!weights.index) return std::set{weights.file};
+  CKPT_ASSIGN_OR_RETURN(const WeightMap map,
+                        ReadShardIndex(root, JoinPath(files.directory, weights.file)));
+  std::set<std::string> out;
+  for (const auto& [tensor, file] : map) out.insert(file);
+  return out;
+}
+
+// True if the other weights are those that are taken, in another form.
+Result<bool> HoldsTheSame(const Root& root, const StepFiles& files,
+                          std::span<const WeightsFile> taken, const WeightsName& other) {
+  StoredByName mine, theirs;
+  for (size_t i = 0; i < taken.size(); ++i)
+    AddStored(taken[i], JoinPath(files.directory, files.weights[i]), mine);
+  CKPT_ASSIGN_OR_RETURN(const std::set<std::string> names, FilesNamedBy(root, files, other));
+  std::vector<WeightsFile> contents;
+  contents.reserve(names.size());  // `theirs` points into them
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(files.directory, name);
+    CKPT_ASSIGN_OR_RETURN(WeightsFile content, ReadWeightsFile(root, path, BlobIndex{}, ""));
+    contents.push_back(std::move(content));
+    AddStored(contents.back(), path, theirs);
+  }
+  return AreEqual(root, mine, theirs);
+}
+
+const std::string& NameOfTaken(const StepFiles& files) {
+  return files.index.empty() ? files.weights.front() : files.index;
+}
+
+// True if both are there, and the first is older than the second, or no newer.
+Result<bool> IsOlder(const Root& root, const StepFiles& files, const std::string& first,
+                     const std::string& second, bool or_equal) {
+  CKPT_ASSIGN_OR_RETURN(const auto a, StatIfThere(root, JoinPath(files.directory, first)));
+  CKPT_ASSIGN_OR_RETURN(const auto b, StatIfThere(root, JoinPath(files.directory, second)));
+  if (!a || !b) return false;
+  const int64_t older = a->stamp.mtime_ns, newer = b->stamp.mtime_ns;
+  return or_equal ? older <= newer : older < newer;
+}
+
+}  // namespace
+
+Result<std::string> NewerWeights(const Root& root, const StepFiles& files,
+                                 std::span<const WeightsFile> taken) {
+  std::vector<std::string> names = files.others;
+  std::erase(names, NameOfTaken(files));
+  const auto other = ChooseWeights(names);
+  if (!other || !*other || (*other)->adapter || !(*other)->variant.empty()) return std::string();
+  const std::string& name = (*other)->file;
+  CKPT_ASSIGN_OR_RETURN(const bool newer, IsOlder(root, files, NameOfTaken(files), name, false));
+  if (!newer) return std::string();
+  const auto same = HoldsTheSame(root, files, taken, **other);
+  if (!same && IsOfDevice(same.error())) return Fail(Error(same.error()));
+  return same && *same ? std::string() : name;
+}
+
+Result<bool> TrainsOther(const Root& root, const StepFiles& files, const std::string& newer) {
+  if (files.optimizer.empty() || newer.empty()) return false;
+  return IsOlder(root, files, newer, files.optimizer, true);
+}
+
+}  // namespace ckptfs::huggingface
