@@ -14,6 +14,7 @@
 #include "core/state/model_choice.h"
 #include "core/state/model_config.h"
 #include "formats/dcp/source_keys.h"
+#include "formats/huggingface/names.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/source_states.h"
@@ -67,6 +68,7 @@ Result<StepModel> Reader::Read() && {
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
   }
+  CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());
   CKPT_RETURN_IF_ERROR(CarryOthers());
   CKPT_RETURN_IF_ERROR(LeaveOutOtherModels());
   FillHeader(objects, state.metadata().dropped_objects + objects.dropped());
@@ -432,6 +434,37 @@ Status Reader::CarryOthers() {
   const auto root = RootBelow(candidate_.root, candidate_.save);
   CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, root, candidate_.Prefix()));
   return CarryOwnFiles(assembler_, candidate_);
+}
+
+// Weights that somebody saved there later, or made of the step: loaders of their form take them.
+Status Reader::LeaveOutNewerWeights() {
+  const Root& root = *candidate_.root;
+  const uint32_t save = assembler_.AddRoot(RootBelow(candidate_.root, candidate_.save));
+  int64_t newest = 0;
+  for (const PartFiles& part : parts_) {
+    const std::string folder = part.directory.empty() ? "" : part.directory + "/";
+    const bool shards = !part.shards.empty();
+    if (shards && assembler_.HasFile(save, StrCat(candidate_.Prefix(), folder, part.shards[0])))
+      return {};  // they are the weights
+    const std::string own = JoinPath(candidate_.directory, part.directory);
+    CKPT_ASSIGN_OR_RETURN(const auto sealed, StatIfThere(root, JoinPath(own, kMetadataFile)));
+    if (sealed) newest = std::max(newest, sealed->stamp.mtime_ns);
+  }
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(candidate_.directory));
+  std::vector<std::string> names;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile) names.push_back(entry.name);
+  }
+  const auto weights = huggingface::ChooseWeights(names);
+  if (newest == 0 || !weights || !*weights || (*weights)->adapter) return {};
+  const std::string& name = (*weights)->file;
+  CKPT_ASSIGN_OR_RETURN(const auto other, StatIfThere(root, JoinPath(candidate_.directory, name)));
+  if (!other || other->stamp.mtime_ns <= newest) return {};
+  LeaveOut(assembler_.header(),
+           {LeftOutPart::kModel, StrCat("'", name, "'"),
+            "it is newer than .metadata: the step is what torch.distributed.checkpoint saved",
+            "move these weights to a directory of their own, and adopt that"});
+  return {};
 }
 
 Status Reader::LeaveOutOtherModels() {

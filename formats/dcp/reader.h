@@ -56,6 +56,8 @@ class Reader {
                      ObjectReader& objects);
   void NumberOwners();
   Status LeaveOutOtherModels();
+  // REQUIRES: all that is read was added to the assembler, and nothing else.
+  Status LeaveOutNewerWeights();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
 
   const StepCandidate& candidate_;

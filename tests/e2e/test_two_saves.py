@@ -8,8 +8,10 @@ from unittest import mock
 import accelerate
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import transformers as hf
 from torch import nn
+from torch.distributed.checkpoint import format_utils
 
 PAUSE = 1.3  # a job trains between two saves
 
@@ -154,3 +156,18 @@ def test_the_same_weights_in_a_newer_form_are_not_a_second_save(ckptfs, tmp_path
     job.save_state(step)
     job.save_state(step, safe_serialization=False)
     assert 'newer' not in ckptfs.adopt(step).stderr
+
+
+def test_weights_that_were_saved_beside_a_dcp_step_later_are_named(ckptfs, tmp_path):
+    """By dcp_to_torch, and by save_pretrained; those that lay there before are an earlier save's."""
+    step = tmp_path / 'run' / 'step-1'
+    llama(1).save_pretrained(step)
+    dcp.save({'model': llama(1).state_dict()}, checkpoint_id=step, no_dist=True)
+    assert 'newer' not in ckptfs.adopt(step).stderr
+    format_utils.dcp_to_torch_save(step, step / 'pytorch_model.bin')
+    os.unlink(step / 'model.safetensors')
+    said = ckptfs.adopt(step, extra=['--refresh']).stderr
+    assert "left out: 'pytorch_model.bin': it is newer than .metadata: the step is what torch.distributed.checkpoint saved" in said
+    llama(2).save_pretrained(step)
+    said = ckptfs.adopt(step, extra=['--refresh']).stderr
+    assert "left out: 'model.safetensors': it is newer than .metadata" in said
