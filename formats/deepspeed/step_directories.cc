@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 #include "core/base/strings.h"
 #include "core/model/step_notes.h"
@@ -19,11 +18,49 @@
 namespace ckptfs::deepspeed {
 namespace {
 
+// The path of a tag below its save directory, as the pointer has it.
+std::string TagOf(const std::string& directory, const std::string& save) {
+  return directory.substr(save.empty() ? 0 : save.size() + 1);
+}
+
+// The name of a tag as a step's: "epoch1-step5" of "epoch1/step5".
+std::string IdOfTag(std::string_view tag) {
+  std::string out(tag);
+  std::ranges::replace(out, '/', '-');
+  return out;
+}
+
+// `save`: which holds the tag, or folders that it lies in.
 Result<StepCandidate> CandidateOf(const std::shared_ptr<const Root>& root,
-                                  const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(StepCandidate out, StepAt(root, directory, ParentPath(directory)));
+                                  const std::string& directory, const std::string& save) {
+  CKPT_ASSIGN_OR_RETURN(StepCandidate out, StepAt(root, directory, save));
+  if (ParentPath(directory) != save) out.id = IdOfTag(TagOf(directory, save));
   out.iteration = IterationOfTag(out.id);
   return out;
+}
+
+// How many folders below its save directory a tag lies in.
+size_t DepthOf(std::string_view tag) { return static_cast<size_t>(std::ranges::count(tag, '/')); }
+
+// The folders that the pointer in a directory says tags lie in; 0 where it says nothing.
+Result<size_t> DepthOfTags(const Root& root, const std::string& directory,
+                           std::string_view pointer) {
+  const auto tag = ReadPointer(root, JoinPath(directory, pointer));
+  if (tag) return *tag ? DepthOf(**tag) : size_t{0};
+  if (tag.error().code != ErrorCode::kInvalid) return Fail(Error(tag.error()));
+  return size_t{0};
+}
+
+// The save directory of the tags in a directory: that, or the one above it, if its pointer says
+// that a job's tags lie in folders.
+Result<std::string> SaveOfTagsIn(const Root& root, const std::string& directory,
+                                 std::string_view pointer) {
+  if (directory.empty()) return directory;
+  CKPT_ASSIGN_OR_RETURN(const bool own, HasFile(root, JoinPath(directory, pointer)));
+  if (own) return directory;
+  const std::string above = ParentPath(directory);
+  CKPT_ASSIGN_OR_RETURN(const size_t depth, DepthOfTags(root, above, pointer));
+  return depth == 1 ? above : directory;
 }
 
 // The tag that <directory>/<pointer> names; kInvalid if there is no such directory.
@@ -50,36 +87,62 @@ StepCandidate PointerCandidate(const std::shared_ptr<const Root>& root,
 }
 
 // One that cannot be looked into, named like a step: Complete says why.
-StepCandidate ClosedCandidate(const std::shared_ptr<const Root>& root,
-                              const std::string& directory) {
+StepCandidate ClosedCandidate(const std::shared_ptr<const Root>& root, const std::string& directory,
+                              const std::string& save) {
   StepCandidate out;
   out.root = root;
   out.directory = directory;
-  out.save = ParentPath(directory);
-  out.id = LastComponent(directory);
+  out.save = save;
+  out.id = IdOfTag(TagOf(directory, save));
   out.iteration = IterationOfTag(out.id);
   return out;
 }
 
-// The steps among the directories of `save`; `latest` names a tag below what
-// `folder` leads to `save` from.
-Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& save,
-                const std::string& folder, const Result<std::optional<std::string>>& latest,
+// The steps among the directories of `folder`, which lies in `save` or is it; `latest` names a tag
+// below that.
+Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& folder,
+                const std::string& save, const Result<std::optional<std::string>>& latest,
                 const IsStep& is_step, std::vector<StepCandidate>& out) {
-  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, save));
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, folder));
   for (const std::string& name : entries.directories) {
-    const std::string tag = JoinPath(save, name);
+    const std::string tag = JoinPath(folder, name);
     const auto step = is_step(*root, tag);
     if (!step && !IsOutOfReach(step.error())) return Fail(Error(step.error()));
     if (!step && step.error().code == ErrorCode::kPermission && StepNumber(name)) {
-      out.push_back(ClosedCandidate(root, tag));
+      out.push_back(ClosedCandidate(root, tag, save));
     }
     if (!step || !*step) continue;
-    CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, tag));
-    candidate.latest = latest && *latest == JoinPath(folder, name);
+    CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, tag, save));
+    candidate.latest = latest && *latest && tag == JoinPath(save, **latest);
     out.push_back(std::move(candidate));
   }
   return {};
+}
+
+// The folders in `folders` that hold tags or more folders, for a job whose tags are paths: neither
+// steps nor save directories of others.
+Result<std::vector<std::string>> FoldersIn(const Root& root,
+                                           const std::vector<std::string>& folders,
+                                           std::string_view pointer, const IsStep& is_step) {
+  std::vector<std::string> out;
+  for (const std::string& folder : folders) {
+    const auto entries = ListStepEntries(root, folder);
+    if (!entries && !IsOutOfReach(entries.error())) return Fail(Error(entries.error()));
+    for (const std::string& name : entries ? entries->directories : std::vector<std::string>()) {
+      std::string path = JoinPath(folder, name);
+      const auto step = is_step(root, path);
+      const auto own = HasFile(root, JoinPath(path, pointer));
+      for (const auto* one : {&step, &own}) {
+        if (!*one && !IsOutOfReach(one->error())) return Fail(Error(one->error()));
+      }
+      if (step && own && !*step && !*own) out.push_back(std::move(path));
+    }
+    if (out.size() > kMaxStepDirectories) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat(root.PathOf(folder), ": more than ", kMaxStepDirectories, " folders"));
+    }
+  }
+  return out;
 }
 
 // Scripts that DeepSpeed copies beside its tags; they run where `latest` lies.
@@ -186,7 +249,9 @@ Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_
   if (step.Own() != step.directory) return CarryTools(assembler, step, pointer);
   StepModel& header = assembler.header();
   CKPT_ASSIGN_OR_RETURN(const bool pointed, HasFile(*step.root, JoinPath(step.save, pointer)));
-  if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory), 0});
+  if (pointed) {
+    header.texts.push_back({std::string(pointer), TagOf(step.directory, step.save), 0});
+  }
   const ReadersSoFar readers(header);
   for (const std::string_view name : kScripts) {
     const std::string script = JoinPath(step.save, name);
@@ -219,7 +284,9 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
   if (file) return out;
   CKPT_ASSIGN_OR_RETURN(const bool itself, is_step(*root, directory));
   if (itself) {
-    CKPT_ASSIGN_OR_RETURN(StepCandidate only, CandidateOf(root, directory));
+    CKPT_ASSIGN_OR_RETURN(const std::string save,
+                          SaveOfTagsIn(*root, ParentPath(directory), pointer));
+    CKPT_ASSIGN_OR_RETURN(StepCandidate only, CandidateOf(root, directory, save));
     out.push_back(std::move(only));
     return out;
   }
@@ -230,16 +297,20 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
         AddToolSteps(root, directory, RunOfToolStep(directory, name), entries, is_step, out));
     if (!out.empty()) return out;
   }
-  const auto latest = ReadTag(*root, directory, pointer);
+  CKPT_ASSIGN_OR_RETURN(const std::string save, SaveOfTagsIn(*root, directory, pointer));
+  const auto latest = ReadTag(*root, save, pointer);
   if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
-  // A tag such as "epoch1/step5" lies in a folder of its own, and others beside it.
-  std::set<std::string> folders{""};
-  if (latest && *latest) folders.insert(ParentPath(**latest));
-  for (const std::string& folder : folders) {
-    CKPT_RETURN_IF_ERROR(AddSteps(root, JoinPath(directory, folder), folder, latest, is_step, out));
+  CKPT_RETURN_IF_ERROR(AddSteps(root, directory, save, latest, is_step, out));
+  // Tags such as "epoch1/step5" lie in folders, of which the pointer names the newest.
+  CKPT_ASSIGN_OR_RETURN(const size_t depth, DepthOfTags(*root, directory, pointer));
+  std::vector<std::string> folders{directory};
+  for (size_t i = 0; i < depth; ++i) {
+    CKPT_ASSIGN_OR_RETURN(folders, FoldersIn(*root, folders, pointer, is_step));
+    for (const std::string& folder : folders)
+      CKPT_RETURN_IF_ERROR(AddSteps(root, folder, directory, latest, is_step, out));
   }
   CKPT_RETURN_IF_ERROR(AddToolDirectories(root, directory, is_step, out));
-  if (!latest) out.push_back(PointerCandidate(root, directory, pointer));
+  if (!latest && save == directory) out.push_back(PointerCandidate(root, directory, pointer));
   return out;
 }
 

@@ -2,8 +2,8 @@
 //
 // Finds the directories that are DeepSpeed steps: the one that is asked for itself, or
 // every tag of a save directory, whose pointer file names the newest.  If the pointer is a
-// path ("epoch1/step5"), the steps beside it are found, too, and the folder they
-// lie in is their save directory.  Where a training tool wrote around a tag
+// path ("epoch1/step5"), all folders that lie as deep are looked into: their steps are of one run
+// and called "epoch1-step5".  Where a training tool wrote around a tag
 // (formats/tools/step_tree.h) its directory is the step, and names it; a conversion
 // in it gets "_universal" added.  If there are several tags, each is a step, named
 // after both.

@@ -349,7 +349,11 @@ Result<SaveState> Evaluate(const StepCandidate& step, const SavePlaces& places,
   const bool beside = order->in == LastIn::kBeside || order->in == LastIn::kBesideOwn;
   LastFiles last;
   const std::string& of_save = order->in == LastIn::kBesideOwn ? step.Own() : step.directory;
-  last.paths = {JoinPath(beside ? ParentPath(of_save) : places.own, order->last)};
+  // A tag may lie in folders of its save directory; of what a tool wrote around only the tool
+  // knows.
+  const bool tag = order->in == LastIn::kBeside && step.own.empty();
+  const std::string where = tag ? step.save : beside ? ParentPath(of_save) : places.own;
+  last.paths = {JoinPath(where, order->last)};
   if (!beside || step.latest) out.last = last.paths.front();
   if (!order->more.empty())
     CKPT_RETURN_IF_ERROR(AddMore(*order, step, places.own, entries, history, last));

@@ -89,6 +89,17 @@ def test_a_mount_follows_a_job(ckptfs, tmp_path):
     ckptfs.umount(mount)
 
 
+def test_tags_in_folders_are_steps_of_one_run(ckptfs, tmp_path):
+    """save_checkpoint(dir, tag='epoch_1/step_5'): `latest` of the job says that its tags lie in folders."""
+    job = tmp_path / 'job'
+    watch(ckptfs, job)
+    for tag in ('epoch_1/step_5', 'epoch_1/step_6', 'epoch_2/step_7'):
+        for _ in save_as('zero2', job, tag):
+            pass
+        wait_until(lambda tag=tag: f"job/{tag.replace('/', '-')}" in steps(ckptfs), tag)
+    assert steps(ckptfs) == {'job/epoch_1-step_5', 'job/epoch_1-step_6', 'job/epoch_2-step_7'}
+
+
 def test_a_linked_step_outlives_the_jobs_own_retention(ckptfs, tmp_path):
     output, truth = tmp_path / 'output', tmp_path / 'truth'
     output.mkdir()

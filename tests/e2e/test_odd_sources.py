@@ -305,8 +305,14 @@ def test_a_tag_may_be_a_path(ckptfs, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(f'{GOLDEN}/{TAG}', run / 'epoch1' / TAG)
     (run / 'latest').write_text(f'epoch1/{TAG}')
-    assert ckptfs.adopt(run).stdout == f'epoch1/{TAG}\n'
-    assert ckptfs.adopt(run / 'epoch1' / TAG).stdout == f'epoch1/{TAG}\n'
+    shutil.copytree(f'{GOLDEN}/{TAG}', run / 'epoch2' / 'last')
+    for path in (run, run / 'epoch1', run / 'epoch1' / TAG):
+        assert f'run/epoch1-{TAG}' in ckptfs.adopt(path).stdout.split(), path
+    assert {step['id'] for step in ckptfs.list()['steps']} == {f'epoch1-{TAG}', 'epoch2-last'}
+    mount = ckptfs.mount()
+    step = f'{mount}/run/run/step/epoch1-{TAG}/source'
+    assert open(f'{step}/latest', encoding='ascii').read() == f'epoch1/{TAG}' and os.listdir(f'{step}/epoch1/{TAG}')
+    ckptfs.umount(mount)
     for bad in ('../run', '/etc', 'epoch1//x', 'epoch1/../..', '.'):
         (run / 'latest').write_text(bad)
         assert 'latest' in refused(ckptfs, run), bad
