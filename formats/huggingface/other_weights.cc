@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -126,6 +127,47 @@ Result<std::string> NewerWeights(const Root& root, const StepFiles& files,
 Result<bool> TrainsOther(const Root& root, const StepFiles& files, const std::string& newer) {
   if (files.optimizer.empty() || newer.empty()) return false;
   return IsOlder(root, files, newer, files.optimizer, true);
+}
+
+namespace {
+
+// What all tensors of a file have; nothing of one that holds several types, or none.
+std::optional<DType> OneTypeOf(const WeightsFile& content) {
+  std::optional<DType> out;
+  for (const StoredWeight& weight : content.weights) {
+    if (out && *out != weight.dtype) return std::nullopt;
+    out = weight.dtype;
+  }
+  return out;
+}
+
+}  // namespace
+
+Status CheckOneType(const Root& root, const StepFiles& files, std::span<const WeightsFile> taken) {
+  if (files.index.empty() || taken.size() < 2) return {};
+  uint64_t bytes = 0;
+  size_t other = 0;  // one whose type the first does not have
+  for (size_t i = 0; i < taken.size(); ++i) {
+    const auto type = OneTypeOf(taken[i]);
+    if (!type) return {};
+    if (other == 0 && *type != *OneTypeOf(taken[0])) other = i;
+    for (const StoredWeight& weight : taken[i].weights) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t size, ByteCount(weight.shape, weight.dtype));
+      bytes += size;
+    }
+  }
+  if (other == 0) return {};
+  const std::string index = JoinPath(files.directory, files.index);
+  CKPT_ASSIGN_OR_RETURN(const auto total, ReadTotalSize(root, index));
+  if (!total || *total == bytes) return {};
+  const auto describe = [&](size_t i) {
+    return StrCat(files.weights[i], " has ", DTypeName(*OneTypeOf(taken[i])));
+  };
+  return Fail(Error{ErrorCode::kInvalid,
+                    StrCat(root.PathOf(index), ": its total_size is ", *total,
+                           ", but the shards hold ", bytes, " bytes, and ", describe(0), " where ",
+                           describe(other), ": parts of two saves are in one directory")}
+                  .Needing("remove the parts of the earlier save"));
 }
 
 }  // namespace ckptfs::huggingface

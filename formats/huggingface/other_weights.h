@@ -28,4 +28,9 @@ Result<std::string> NewerWeights(const Root& root, const StepFiles& files,
 // True if the step's optimizer was written after `newer`, so it trains those and not what is taken.
 Result<bool> TrainsOther(const Root& root, const StepFiles& files, const std::string& newer);
 
+// kInvalid for shards of two saves: each holds tensors of one type, not all of them the same, and
+// they are not as many bytes as the index says.  Either alone is common: total_size is often wrong,
+// and models keep a few tensors in fp32.  BLOCKS: on reading the index.
+Status CheckOneType(const Root& root, const StepFiles& files, std::span<const WeightsFile> taken);
+
 }  // namespace ckptfs::huggingface

@@ -590,6 +590,7 @@ Result<StepModel> Reader::Read() && {
   TieByStorage();
   TieByConfig();
   CKPT_RETURN_IF_ERROR(CheckIndex());
+  CKPT_RETURN_IF_ERROR(CheckOneType(*candidate_.root, files_, contents_));
   CKPT_RETURN_IF_ERROR(SettleAll());
   FillHeader();
   KeepFiles();

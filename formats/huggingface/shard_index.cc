@@ -13,18 +13,22 @@ namespace {
 
 constexpr size_t kMaxDepth = 900;  // Python's json goes to about 1,000
 
-// Reads event by event, and keeps nothing but the weight_map.
+// Reads event by event, and keeps nothing but the weight_map and total_size.
 // It takes the last of equal keys, as from_pretrained does.
 class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   WeightMap map;
   std::string rule;
   bool found = false;  // a weight_map
+  std::optional<uint64_t> total_size;
 
   bool null() override { return Value(); }
   bool boolean(bool) override { return Value(); }
   bool number_integer(number_integer_t) override { return Value(); }
-  bool number_unsigned(number_unsigned_t) override { return Value(); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (in_metadata_ && depth_ == 2 && key_ == "total_size") total_size = value;
+    return Value();
+  }
   bool number_float(number_float_t, const string_t&) override { return Value(); }
   bool binary(binary_t&) override { return Value(); }
   bool string(string_t& value) override {
@@ -38,6 +42,7 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool start_object(size_t) override {
+    if (depth_ == 1) in_metadata_ = key_ == "metadata";
     if (depth_ == 1 && key_ == "weight_map") {
       map.clear();
       found = in_map_ = true;
@@ -70,29 +75,42 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
   }
   bool Enter() { return ++depth_ <= kMaxDepth || Refuse("it is nested too deeply"); }
   bool Leave() {
-    if (--depth_ == 1) in_map_ = false;
+    if (--depth_ == 1) in_map_ = in_metadata_ = false;
     return true;
   }
 
   size_t depth_ = 0;
   bool in_map_ = false;
+  bool in_metadata_ = false;
   std::string key_;
 };
 
-}  // namespace
-
-Result<WeightMap> ParseShardIndex(std::string_view json) {
-  IndexEvents events;
+Status Parse(std::string_view json, IndexEvents& events) {
   if (HasNul(json)) return Fail(ErrorCode::kInvalid, "it holds a NUL byte");
   if (HasByteOrderMark(json)) return Fail(ErrorCode::kInvalid, "not JSON: a byte-order mark");
   const std::string strict = StrictJson(json);
   const bool parsed = nlohmann::json::sax_parse(strict.begin(), strict.end(), &events);
-  if (parsed && events.found && !events.map.empty()) return std::move(events.map);
+  if (parsed && events.found && !events.map.empty()) return {};
   if (events.rule.empty())
     events.rule = events.found ? "its weight_map is "
                                  "empty"
                                : "its weight_map is missing";
   return Fail(ErrorCode::kInvalid, std::move(events.rule));
+}
+
+}  // namespace
+
+Result<WeightMap> ParseShardIndex(std::string_view json) {
+  IndexEvents events;
+  CKPT_RETURN_IF_ERROR(Parse(json, events));
+  return std::move(events.map);
+}
+
+Result<std::optional<uint64_t>> ReadTotalSize(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
+  IndexEvents events;
+  const Status parsed = Parse(text, events);
+  return parsed ? events.total_size : std::nullopt;
 }
 
 Result<WeightMap> ReadShardIndex(const Root& root, const std::string& path) {

@@ -6,7 +6,7 @@
 //   {"metadata": {"total_size": bytes, ...}, "weight_map": {tensor: file}}
 //
 // Read: files are plain names in the same directory; a tensor is named once.
-// Other keys are ignored (total_size is often wrong).
+// Other keys are ignored; total_size is often wrong, and proves nothing by itself.
 // Split: in order, a new file where the limit would be passed, a tensor that is
 // larger by itself.
 //
@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,10 @@ inline constexpr uint64_t kMaxShardBytes = 5'000'000'000;  // huggingface_hub's 
 Result<WeightMap> ParseShardIndex(std::string_view json);
 // The index in a file; errors name it.  BLOCKS: on reading.
 Result<WeightMap> ReadShardIndex(const Root& root, const std::string& path);
+
+// metadata.total_size of an index in a file, in bytes; nothing if it does not say, or is not an
+// index. BLOCKS: on reading.
+Result<std::optional<uint64_t>> ReadTotalSize(const Root& root, const std::string& path);
 
 // How many of tensors of these sizes each shard has, in order; one shard or none
 // needs no index.

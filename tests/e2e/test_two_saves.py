@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories that hold parts of two saves: of one that died over a whole step, and of one that leaves parts of the earlier one."""
+import json
 import os
 import shutil
 import time
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers as hf
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint import format_utils
 
@@ -104,6 +106,24 @@ def test_shards_of_two_saves_are_named(ckptfs, tmp_path):
     assert f'{shards[0].name}: written anew after model.safetensors.index.json, which is written after all shards' in said
     llama(2).save_pretrained(step, max_shard_size='40KB')
     assert 'anew' not in ckptfs.adopt(step, extra=['--refresh']).stderr
+
+
+def test_shards_of_two_types_that_contradict_their_index_are_refused(ckptfs, tmp_path):
+    """Without times, as after a download: the second save was in bf16, with as many shards."""
+    step = tmp_path / 'model'
+    llama(1).save_pretrained(step, max_shard_size='40KB')
+    shards = sorted(step.glob('*.safetensors'))
+    killed(hf.modeling_utils, 'safe_save_file', shards[1].name, lambda: llama(2).bfloat16().save_pretrained(step, max_shard_size='20KB'))
+    for name in step.iterdir():
+        os.utime(name, (1e9, 1e9))
+    refused = ckptfs.adopt(step, check=False)
+    assert refused.returncode == 4, refused.stderr
+    assert f'{shards[0].name} has bf16 where {shards[1].name} has fp32: parts of two saves are in one directory' in refused.stderr
+    index = step / 'model.safetensors.index.json'
+    said = json.loads(index.read_text())
+    said['metadata']['total_size'] = sum(value.nbytes for name in shards for value in load_file(name).values())
+    index.write_text(json.dumps(said))  # a model of two types
+    assert ckptfs.adopt(step).returncode == 0
 
 
 # ---- a whole save that leaves parts of an earlier one -----------------------------------------------
