@@ -15,7 +15,6 @@
 #include "core/check/weight_check.h"
 #include "core/io/root.h"
 #include "core/model/read_blobs.h"
-#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -51,26 +50,6 @@ Result<std::string> LookForBlank(const StepModel& model, const AdoptOptions& opt
             "if the zeros are intended, `ckptfs adopt` takes the step as it is"));
   }
   return blank + "; they read as zeros: the file was made sparse, or a copy did not finish";
-}
-
-// Warns of a step of which some files may be of a later save than the others.
-std::string LookForMixed(const IngestedStep& read, const AdoptOptions& options) {
-  const StepCandidate& step = read.candidate;
-  if (!step.root->local()) return "";
-  const SaveState state = read.source->StateOf(step, options.source, {});
-  std::string mixed;
-  if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
-    const auto sealed = step.root->Stat(state.last);
-    if (sealed)
-      mixed = WrittenAnew(read.model, options.hints.names, LastComponent(state.last),
-                          sealed->stamp.mtime_ns);
-  }
-  const auto listed = state.index && mixed.empty() ? step.root->Stat(state.index->path)
-                                                   : Fail(ErrorCode::kNotFound, "");
-  if (!listed) return mixed;
-  std::set<std::string> shards;
-  for (const std::string& file : state.index->files) shards.insert(step.root->PathOf(file));
-  return WrittenAnew(read.model, shards, LastComponent(state.index->path), listed->stamp.mtime_ns);
 }
 
 // The roots of the step's files, unless they are directories of this machine.
@@ -143,10 +122,9 @@ Ownership OwnershipOf(Store& store, std::string_view run, const StepModel& model
 // An indexed step becomes one of the store's.
 Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& options,
                         const std::optional<NewSave::Named>& named) {
-  const std::string mixed = LookForMixed(read, options);
+  const std::string mixed = NoteWrittenAnew(read, options.source, options.hints.names);
   const StepCandidate& step = read.candidate;
   StepModel model = std::move(read.model);
-  if (!mixed.empty()) model.notes.push_back(StrCat(kTimesNote, mixed));
   CKPT_ASSIGN_OR_RETURN(const std::string blank, LookForBlank(model, options));
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "core/base/parallel.h"
@@ -12,6 +14,7 @@
 #include "core/io/file_root.h"
 #include "core/io/write_traces.h"
 #include "core/model/read_blobs.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -111,8 +114,7 @@ std::string DescribeAnew(const std::vector<NamedFile>& files, int64_t sealed_ns,
                 ": a save over this step may have died, and then files of two saves lie in it");
 }
 
-}  // namespace
-
+// last: the name of the file that is written last; sealed_ns: when it was.
 std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
                         int64_t sealed_ns) {
   std::vector<NamedFile> files = TimesOf(model);
@@ -120,6 +122,7 @@ std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::str
   return DescribeAnew(files, sealed_ns, StrCat(last, ", which its tool writes last"));
 }
 
+// shards: absolute paths.
 std::string WrittenAnew(const StepModel& model, const std::set<std::string>& shards,
                         std::string_view index, int64_t sealed_ns) {
   std::vector<NamedFile> files = TimesOf(model);
@@ -132,6 +135,34 @@ std::string WrittenAnew(const StepModel& model, const std::set<std::string>& sha
   }
   if (!older) return "";
   return DescribeAnew(files, sealed_ns, StrCat(index, ", which is written after all shards"));
+}
+
+std::string WrittenAnew(const IngestedStep& step, const SourceOptions& options,
+                        const ToolNames& names) {
+  const StepCandidate& found = step.candidate;
+  if (!found.root->local()) return "";
+  const SaveState state = step.source->StateOf(found, options, {});
+  std::string out;
+  if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
+    const auto sealed = found.root->Stat(state.last);
+    if (sealed)
+      out = WrittenAnew(step.model, names, LastComponent(state.last), sealed->stamp.mtime_ns);
+  }
+  if (!state.index || !out.empty()) return out;
+  const auto index = found.root->Stat(state.index->path);
+  if (!index) return "";
+  std::set<std::string> shards;
+  for (const std::string& file : state.index->files) shards.insert(found.root->PathOf(file));
+  return WrittenAnew(step.model, shards, LastComponent(state.index->path), index->stamp.mtime_ns);
+}
+
+}  // namespace
+
+std::string NoteWrittenAnew(IngestedStep& step, const SourceOptions& options,
+                            const ToolNames& names) {
+  std::string anew = WrittenAnew(step, options, names);
+  if (!anew.empty()) step.model.notes.push_back(StrCat(kTimesNote, anew));
+  return anew;
 }
 
 }  // namespace ckptfs

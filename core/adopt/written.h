@@ -9,14 +9,14 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
-#include <string_view>
 
+#include "core/adopt/scan.h"
 #include "core/base/result.h"
 #include "core/io/file_stamp.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
+#include "core/state/source.h"
 #include "core/state/tool_names.h"
 
 namespace ckptfs {
@@ -32,15 +32,11 @@ Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& f
 // BLOCKS: as BytesNeverWritten, on each.
 std::string NeverWritten(const StepModel& model, const ToolNames& names);
 
-// "FILE: written anew after LAST, ..." where a save over a whole step began and LAST, which its
-// tool writes last, is that of the save before; "" if nothing tells.  last: its name; sealed_ns:
-// when it was written.  BLOCKS: on opening each file.
-std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
-                        int64_t sealed_ns);
-
-// The same of the shards that an index names, which is written after them: some of them are newer
-// than it, and some are not.  shards: absolute paths.
-std::string WrittenAnew(const StepModel& model, const std::set<std::string>& shards,
-                        std::string_view index, int64_t sealed_ns);
+// Returns "FILE: written anew after LAST, ..." where a save over a whole step began and LAST, which
+// its tool writes last, is that of the save before, or where shards of one index are newer than it
+// and others are not.  Notes it at the model, for `info`.  "" if nothing tells.
+// BLOCKS: on opening each file.
+std::string NoteWrittenAnew(IngestedStep& step, const SourceOptions& options,
+                            const ToolNames& names);
 
 }  // namespace ckptfs

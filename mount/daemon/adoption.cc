@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/adopt/written.h"
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
 #include "formats/families/shipped.h"
@@ -141,7 +142,10 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   options.pieces = true;
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(request.path));
-  return IngestPlace(place, sources, options, HintsOfTools());
+  const ToolHints hints = HintsOfTools();
+  CKPT_ASSIGN_OR_RETURN(IngestResult out, IngestPlace(place, sources, options, hints));
+  for (IngestedStep& step : out.steps) NoteWrittenAnew(step, options, hints.names);
+  return out;
 }
 
 namespace {

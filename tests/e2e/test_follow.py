@@ -92,6 +92,7 @@ def test_a_mount_follows_a_job(ckptfs, tmp_path):
 def test_tags_in_folders_are_steps_of_one_run(ckptfs, tmp_path):
     """save_checkpoint(dir, tag='epoch_1/step_5'): `latest` of the job says that its tags lie in folders."""
     job = tmp_path / 'job'
+    ckptfs.mount()  # the store is there
     watch(ckptfs, job)
     for tag in ('epoch_1/step_5', 'epoch_1/step_6', 'epoch_2/step_7'):
         for _ in save_as('zero2', job, tag):
