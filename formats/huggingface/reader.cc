@@ -460,7 +460,7 @@ Status Reader::LeaveOutNewerWeights() {
   CKPT_ASSIGN_OR_RETURN(const std::string newer, NewerWeights(*candidate_.root, files_, contents_));
   if (newer.empty()) return {};
   CKPT_ASSIGN_OR_RETURN(const bool trains, TrainsOther(*candidate_.root, files_, newer));
-  if (trains && optimizer_) {
+  if (trains && !options_.weights_only) {
     return Fail(Error{ErrorCode::kInvalid,
                       StrCat(candidate_.Path(), ": ", newer, ", which ", files_.optimizer,
                              " was written after, is newer than ", taken,
