@@ -9,18 +9,15 @@
 #include "core/base/strings.h"
 #include "core/view/shard.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/engine_dict.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
 #include "formats/deepspeed/universal/universal_readers.h"
 #include "formats/optimizer/hyper_parameters.h"
-#include "formats/tools/source_traits.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
 namespace {
-
-// Shown for steps of other frameworks; stage 1 refuses versions below 0.3.17.
-constexpr std::string_view kReadAsVersion = "0.19.7";
 
 // Groups that an engine has and the file lacks are silently not loaded, so empty
 // ones follow the source's (an empty one changes no hyper-parameter).
@@ -29,57 +26,6 @@ constexpr size_t kParameterGroups = 64;
 bool IsWeightsOnly(const StepModel& step) {
   return std::all_of(step.atoms.begin(), step.atoms.end(),
                      [&](const Atom& a) { return a.kind == "weight" || !step.IsOfModel(a); });
-}
-
-// A dict under construction, by string key in order.
-class DictBuilder {
- public:
-  explicit DictBuilder(ArchiveBuilder& archive) : archive_(archive) {}
-
-  void Set(std::string_view key, NodeId value) {
-    if (!seen_.emplace(key).second) return;
-    items_.emplace_back(archive_.pickle().String(key), value);
-  }
-  void Set(std::string_view key, uint64_t value) {
-    Set(key, archive_.pickle().Int(static_cast<int64_t>(value)));
-  }
-  Status SetDocument(std::string_view key, const Document* document) {
-    if (document == nullptr || seen_.contains(std::string(key))) return {};
-    CKPT_ASSIGN_OR_RETURN(const NodeId value, archive_.Value(*document));
-    Set(key, value);
-    return {};
-  }
-  bool Has(std::string_view key) const { return seen_.contains(std::string(key)); }
-  NodeId Finish() && { return archive_.pickle().Dict(items_); }
-
- private:
-  ArchiveBuilder& archive_;
-  PickleItems items_;
-  std::set<std::string> seen_;
-};
-
-// The one of the source rank if ranks differ, else the global one.
-const Document* ScopedDocument(const StepModel& step, std::string_view key, uint32_t source_rank) {
-  const Document* scoped = step.FindDocument(key, StrCat("mp", source_rank));
-  return scoped != nullptr ? scoped : step.FindDocument(key);
-}
-
-// A part of it is as large as a model: every rank's engine would load all of it.
-bool HasAtoms(const Document& document) {
-  return std::ranges::any_of(document.tensors,
-                             [](const StoredTensor& t) { return t.atom.has_value(); });
-}
-
-// Every client key in the order of the source.
-std::vector<std::string> ClientKeys(const StepModel& step) {
-  std::vector<std::string> keys;
-  std::set<std::string_view> seen;
-  for (const Document& document : step.documents) {
-    if (!document.key.starts_with(kClientPrefix) || HasAtoms(document)) continue;
-    const std::string_view key = std::string_view(document.key).substr(kClientPrefix.size());
-    if (seen.insert(key).second) keys.emplace_back(key);
-  }
-  return keys;
 }
 
 // For a step without an optimizer's states: the weights that a tensor-parallel
@@ -97,13 +43,7 @@ Status SetWeights(const ShownState& shown, uint32_t rank, ArchiveBuilder& archiv
     if (step.parameters[i].role == Role::kBuffer || !IsOfModel(step.parameters[i]) || !weight) {
       continue;
     }
-    CKPT_ASSIGN_OR_RETURN(auto local, LocalOf(step, cut, at, step.parameters[i]));
-    CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(local->shape, weight->dtype));
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local->shape));
-    const Shape shape = local->shape;
-    const AtomSegment segment{weight->atom, std::move(local), 0, elements, weight->dtype};
-    CKPT_ASSIGN_OR_RETURN(const NodeId value,
-                          archive.Tensor(weight->dtype, shape, {{bytes, segment}}));
+    CKPT_ASSIGN_OR_RETURN(const NodeId value, LocalWeight(shown, cut, at, index, archive));
     module.emplace_back(archive.pickle().String(shown.NameOf(index)), value);
     values.emplace(index, value);
   }
@@ -152,15 +92,6 @@ void SetFrozenShapes(const ShownState& shown, ArchiveBuilder& archive, DictBuild
   }
   if (shapes.empty()) return;
   dict.Set("frozen_param_shapes", archive.pickle().OrderedDict(shapes));
-}
-
-void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict) {
-  dict.Set(kDpWorldSize, uint64_t{layout.dp});
-  dict.Set(kMpWorldSize, uint64_t{layout.tp} * layout.pp);
-  DictBuilder degrees(archive);
-  degrees.Set("pp_degree", uint64_t{layout.pp});
-  degrees.Set("tp_degree", uint64_t{layout.tp});
-  dict.Set(kParallelDimensions, std::move(degrees).Finish());
 }
 
 // The dict of a group's hyper-parameters; empty if nothing is known.
@@ -306,12 +237,6 @@ Status SetZeroScalars(const ShownState& shown, DictBuilder& dict) {
   return {};
 }
 
-Status SetVersion(const StepModel& step, ArchiveBuilder& archive, DictBuilder& dict) {
-  CKPT_RETURN_IF_ERROR(dict.SetDocument(kDsVersion, step.FindDocument(kDsVersion)));
-  dict.Set(kDsVersion, archive.pickle().String(kReadAsVersion));
-  return {};
-}
-
 // The full tensor: the atoms one after the other along dim 0, or zeros.  fp32 as
 // the stock converter writes it, for any float the source kept.
 Result<NodeId> StateTensor(const StepModel& step, const Parameter& parameter,
@@ -336,22 +261,7 @@ Result<NodeId> StateTensor(const StepModel& step, const Parameter& parameter,
 }  // namespace
 
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank) {
-  if (IsWeightsOnly(step)) return rank;
-  const bool differ = std::any_of(step.documents.begin(), step.documents.end(),
-                                  [](const Document& d) { return d.scope.starts_with("mp"); });
-  const uint64_t source_files = uint64_t{step.layout.tp} * step.layout.pp;
-  return differ ? static_cast<uint32_t>(rank * source_files / index.model_files) : 0;
-}
-
-bool ScalesAnew(const ShownState& shown) {
-  const auto& asked = shown.layout().dtype;
-  if (!asked) return false;
-  const StepModel& step = shown.step();
-  const auto trained = std::ranges::find_if(step.atoms, [&](const Atom& atom) {
-    return atom.kind == "weight" && step.parameter(atom.parameter).role == Role::kTrainable;
-  });
-  if (trained == step.atoms.end()) return false;
-  return (trained->dtype == DType::kF16) != (*asked == DType::kF16);
+  return IsWeightsOnly(step) ? rank : SourceRankOf(step, rank, index.model_files);
 }
 
 Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_rank) {
@@ -360,23 +270,9 @@ Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_
   DictBuilder dict(archive);
   CKPT_RETURN_IF_ERROR(SetModule(shown, source_rank, archive, dict));
   SetFrozenShapes(shown, archive, dict);
-  SetDegrees(shown.layout(), archive, dict);
-  for (std::string_view key : kModelStateKeys) {
-    CKPT_RETURN_IF_ERROR(dict.SetDocument(key, ScopedDocument(step, key, source_rank)));
-  }
-  CKPT_RETURN_IF_ERROR(SetVersion(step, archive, dict));
-  dict.Set(kGlobalSteps, step.iteration);
-  dict.Set(kSkippedSteps, uint64_t{0});
-  dict.Set(kLrScheduler, archive.pickle().None());
   const Document* source_info = step.FindDocument("client/universal_checkpoint_info");
   CKPT_ASSIGN_OR_RETURN(const NodeId info, UniversalInfo(shown, source_info, archive));
-  for (const std::string& key : ClientKeys(step)) {
-    if (key == "universal_checkpoint_info") continue;
-    const Document* value = ScopedDocument(step, StrCat(kClientPrefix, key), source_rank);
-    CKPT_RETURN_IF_ERROR(dict.SetDocument(key, value));
-  }
-  if (!TraitsOf(step).engine) dict.Set("iteration", step.iteration);
-  dict.Set("universal_checkpoint_info", info);
+  CKPT_RETURN_IF_ERROR(SetEngineState(shown, source_rank, info, archive, dict));
   return std::move(archive).Finish(std::move(dict).Finish());
 }
 

@@ -31,11 +31,9 @@ uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t
 
 // The source rank of that model-parallel rank: files of ranks with one source rank are equal.
 Result<ArchiveContent> ModelStatesFile(const ShownState& shown, uint32_t source_rank);
+// Says nothing of the loss scale where ScalesAnew (engine_dict.h), so that the engine keeps what
+// its configuration says (stage_1_and_2.py, stage3.py: sd.get).
 Result<ArchiveContent> OptimizerState(const ShownState& shown, const UniversalIndex& index);
-// True if an engine of the layout scales its losses and the source's did not, or the other way
-// round: fp16 alone is scaled.  OptimizerState then says nothing of it, so that the engine keeps
-// what its configuration says (stage_1_and_2.py, stage3.py: sd.get).
-bool ScalesAnew(const ShownState& shown);
 // The hyper-parameters that OptimizerState does not give an engine of the layout because groups
 // differ in them, a line for the user; empty if it gives all.
 Result<std::string> HyperParametersLeftOut(const ShownState& shown);

@@ -9,6 +9,8 @@
 #include <span>
 
 #include "core/base/strings.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/engine_dict.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/deepspeed/universal/universal_readers.h"
