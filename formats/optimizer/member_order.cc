@@ -3,9 +3,8 @@
 #include "formats/optimizer/member_order.h"
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/engine_settings.h"
 #include "formats/tools/source_traits.h"
-#include "formats/torch/torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -36,16 +35,14 @@ Status CheckMemberOrder(const StepModel& step) {
     }
   }
   if (step.layout.zero != 1 && step.layout.zero != 2) return {};
-  const Document* config = step.FindDocument(deepspeed::kDsConfig);
-  if (config == nullptr) {
+  CKPT_ASSIGN_OR_RETURN(const auto settings, deepspeed::EngineSettingsOf(step));
+  if (!settings) {
     return Unknown(
         "the step does not have the ds_config, which would say whether "
         "round_robin_gradients "
         "changed the order of the parameters");
   }
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
-  const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
-  if (!dealt || dealt.Bool() == false) return {};
+  if (!settings->deals) return {};
   return Unknown("round_robin_gradients of the ds_config changed the order of the parameters");
 }
 

@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/engine_dict.h"
+#include "formats/deepspeed/engine_settings.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/deepspeed/universal/universal_readers.h"
@@ -290,10 +291,9 @@ std::string NotLoaded(const ShownState& shown) {
 // (tensor_fragment.py, 0.19.7), and says nothing.
 Result<bool> DealsGradients(const ShownState& shown) {
   const Layout& layout = shown.layout();
-  const Document* config = shown.step().FindDocument(kDsConfig);
-  if (config == nullptr || layout.dp < 2 || layout.zero == 3) return false;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
-  return RootOf(tree)["zero_optimization"]["round_robin_gradients"].Bool().value_or(false);
+  if (layout.dp < 2 || layout.zero == 3) return false;
+  CKPT_ASSIGN_OR_RETURN(const auto settings, EngineSettingsOf(shown.step()));
+  return settings && settings->deals;
 }
 
 Result<std::vector<std::string>> LeftOutOf(const ShownState& shown, const UniversalIndex& index) {

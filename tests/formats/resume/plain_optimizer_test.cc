@@ -107,6 +107,10 @@ TEST(PlainOptimizerTest, RefusesWhatIsNotCertain) {
   EXPECT_THAT(Refusal(model), HasSubstr("does not have the ds_config"));
   SetConfig(model, true);
   EXPECT_THAT(Refusal(model), HasSubstr("round_robin_gradients of the ds_config"));
+  PickleBuilder builder;  // older engines kept the name of the file
+  const NodeId name = builder.String("ds_config.json");
+  model.documents.back().pickle = PrintPickle(std::move(builder).Finish(name)).value();
+  EXPECT_THAT(Refusal(model), HasSubstr("does not have the ds_config"));
   SetConfig(model, false);
   EXPECT_EQ(Refusal(model), "none");
   model.layout.tp = 2;
