@@ -6,6 +6,7 @@
 
 #include "formats/dcp/source.h"
 #include "formats/dcp/view.h"
+#include "formats/deepspeed/native_view/native_view.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/deepspeed/universal_source.h"
@@ -50,6 +51,7 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   };
   add(std::make_unique<RankFormat>());
   add(std::make_unique<deepspeed::UniversalFormat>());
+  formats.push_back(std::make_unique<deepspeed::NativeFormat>());
   add(std::make_unique<HuggingFaceFormat>(models), Dialect::kHf);
   for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
     add(std::make_unique<ResumeFormat>(tool));

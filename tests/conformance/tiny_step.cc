@@ -110,6 +110,16 @@ std::string PickledInt(int64_t value) {
   return PrintPickle(std::move(builder).Finish(root)).value();
 }
 
+std::string Configuration() {
+  PickleBuilder builder;
+  const NodeId zero = builder.Dict({{builder.String("round_robin_gradients"), builder.Bool(true)},
+                                    {builder.String("sub_group_size"), builder.Int(60)}});
+  const NodeId enabled = builder.Dict({{builder.String("enabled"), builder.Bool(true)}});
+  const NodeId root = builder.Dict(
+      {{builder.String("bf16"), enabled}, {builder.String("zero_optimization"), zero}});
+  return PrintPickle(std::move(builder).Finish(root)).value();
+}
+
 // Adds atoms and writes their bytes one after the other into one file.
 class Filler {
  public:
@@ -220,6 +230,10 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
   header.model_dtype = DType::kBF16;
   header.documents.push_back({"global_steps", "", PickledInt(5), {}});
   header.documents.push_back({"client/iteration", "", PickledInt(5), {}});
+  if (options.configured) {
+    header.layout.tp = 2;
+    header.documents.push_back({"ds_config", "", Configuration(), {}});
+  }
   if (!options.tool.empty()) AddTool(assembler, root, directory_, options.tool);
   auto model = std::move(assembler).Finish();
   if (!model) CheckFailed(model.error().message.c_str(), __FILE__, __LINE__);

@@ -28,6 +28,7 @@ struct TinyStepOptions {
   bool python_step = false;  // step is a Python int
   uint32_t groups = 1;       // 2: norms have their own
   std::string tool = {};     // "trainer": what it wrote lies around the step
+  bool configured = false;   // of tp 2, with a ds_config: bf16, dealt gradients, small sub-groups
   bool megatron = false;     // under Megatron's names, with the marks of its groups
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/dcp/view.h"
+#include "formats/deepspeed/native_view/native_view.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/view.h"
 #include "formats/megatron/legacy/view.h"
@@ -23,6 +24,11 @@ std::unique_ptr<ViewFormat> Make() {
 ViewFormatCase Case(std::string name, bool rank, std::string layout, TinyStepOptions step = {}) {
   return {std::move(name), rank ? Make<RankFormat> : Make<deepspeed::UniversalFormat>, step,
           std::move(layout)};
+}
+
+ViewFormatCase Native(std::string name, std::string layout, TinyStepOptions step = {}) {
+  step.configured = true;
+  return {std::move(name), Make<deepspeed::NativeFormat>, step, std::move(layout)};
 }
 
 ViewFormatCase HuggingFace(std::string name, std::string layout, TinyStepOptions step = {}) {
@@ -94,6 +100,9 @@ const std::vector<ViewFormatCase>& Cases() {
       Case("deepspeed_whole", false, "tp1"),
       Case("deepspeed_tp2_pp2", false, "tp2_pp2_dp4"),
       Case("deepspeed_lazy", false, "dp2_zero1", Lazy()),
+      Native("deepspeed_native_tp2", "tp2_dp3_zero1"),
+      Native("deepspeed_native_lazy", "dp2_zero2_fp32", Lazy()),
+      Native("deepspeed_native_sub_groups", "dp3_zero3", Lazy()),
       HuggingFace("huggingface_whole", "tp1"),
       HuggingFace("huggingface_masters_only", "dp2_zero1_bf16", Lazy()),
       Resume("trainer_tp2", StepTool::kTrainer, "tp2_dp2_zero1"),

@@ -19,7 +19,7 @@ ALIKE = "not tried: Megatron's ranks load such models from engines' checkpoints 
 NOT_TRIED = 'not tried: engines of these models are made at ZeRO 1, 2 and 3'
 NOT_OF_TRANSFORMERS = 'the model is none of transformers'
 OWN_CONFIG = 'the step has a config.json of its own, which --hf-config does not replace'
-VIEWS = 'rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp|megatron_legacy|megatron'
+VIEWS = 'rank|deepspeed_native|deepspeed|huggingface|trainer|accelerate|lightning|dcp|megatron_legacy|megatron'
 # Words of a reason for which a view cannot be asked of a source at all.
 NOT_OF_THIS = ('not saved by', 'no config.json')
 

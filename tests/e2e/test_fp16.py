@@ -92,8 +92,8 @@ def saved(request, tmp_path_factory):
     return request.param, out
 
 
-def resume(stage, view, out):
-    engine, lay = engine_of(stage, {'checkpoint': {'load_universal': True}})
+def resume(stage, view, out, more):
+    engine, lay = engine_of(stage, more)
     path, _ = engine.load_checkpoint(view)
     assert path is not None
     truth, _ = gather.gather_state(engine, DIMS, lay, check_api=False)
@@ -151,12 +151,15 @@ def check_documents(folder, truth, stage):
 @pytest.mark.parametrize('saved', STAGES[1:], indirect=True)
 @pytest.mark.parametrize('tag', ['late'])
 @pytest.mark.parametrize('target', [1, 3])
-def test_an_engine_goes_on(ckptfs, saved, tag, target, tmp_path):
-    _, out = saved
+@pytest.mark.parametrize('form', ['deepspeed', 'deepspeed_native'])
+def test_an_engine_goes_on(ckptfs, saved, tag, target, form, tmp_path):
+    stage, out = saved
     ckptfs.adopt(os.path.join(out, 'ckpt', tag), 'run')
-    view = os.path.join(daemon.step_of(ckptfs.mount(), 'run', tag), 'view', f'dp2_zero{target}',
-                        'deepspeed')
+    view = os.path.join(daemon.step_of(ckptfs.mount(), 'run', tag), 'view', f'dp2_zero{target}', form)
+    more = {'checkpoint': {'load_universal': form == 'deepspeed'}}
+    if stage != 3:  # its configuration has no size of sub-groups, so native ones have DeepSpeed's own
+        more['zero_optimization'] = {'stage': target, 'stage3_param_persistence_threshold': 0}
     got, log = str(tmp_path / 'got.safetensors'), str(tmp_path / 'rank')
-    assert launch.launch(resume, WORLD, (target, view, got), log), launch.errors_of(log, WORLD)
+    assert launch.launch(resume, WORLD, (target, view, got, more), log), launch.errors_of(log, WORLD)
     got, want = load_file(got), load_file(os.path.join(out, f'{tag}.safetensors'))
     assert all(torch.equal(got[k], t) for k, t in want.items() if k != 'step')

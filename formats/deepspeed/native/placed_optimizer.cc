@@ -119,7 +119,7 @@ void ListSettings(Placing& placing) {
   for (const auto& [key, states] : placing.parsed.optimizers) {
     groups.insert(groups.end(), states.groups.begin(), states.groups.end());
   }
-  for (LeftOut& one : LeftOutSettings(groups, "only deepspeed/ has it")) {
+  for (LeftOut& one : LeftOutSettings(groups, "only deepspeed/ and deepspeed_native/ have it")) {
     LeaveOut(placing.header, std::move(one));
   }
 }
