@@ -130,7 +130,9 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
   Adopted adopted;
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
-  const int64_t oldest_ns = OldestOf(model);  // a file that the store owns has no times
+  // A file that the store owns has no times.  Where some files are older than what is written last,
+  // it is not a save that all of its files are of.
+  const int64_t oldest_ns = mixed.empty() ? OldestOf(model) : 1;
   CKPT_ASSIGN_OR_RETURN(const std::string run,
                         RunNameOf(options.run, step.SavePath(), options.hints.names));
   const Ownership ownership = OwnershipOf(store, run, model, step, options);

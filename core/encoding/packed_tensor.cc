@@ -17,18 +17,12 @@ struct Spelling {
   std::string_view beside;
 };
 constexpr std::array kSpellings = {
-    Spelling{"", "_scale"},
-    Spelling{"", "_scale_inv"},
-    Spelling{"", ".absmax"},
-    Spelling{".weight", ".scale_weight"},
-    Spelling{".weight", ".scale"},
-    Spelling{".weight", ".scales"},
-    Spelling{".weight", ".SCB"},
-    Spelling{".weight_packed", ".weight_scale"},
-    Spelling{".qweight", ".scales"},
-    Spelling{".qweight", ".qzeros"},
-    Spelling{"_blocks", "_scales"},
-    Spelling{"._data", "._scale"},
+    Spelling{"", "_scale"},          Spelling{"", "_scale_inv"},
+    Spelling{"", ".absmax"},         Spelling{".weight", ".scale_weight"},
+    Spelling{".weight", ".scale"},   Spelling{".weight", ".scales"},
+    Spelling{".weight", ".SCB"},     Spelling{".weight_packed", ".weight_scale"},
+    Spelling{".qweight", ".scales"}, Spelling{".qweight", ".qzeros"},
+    Spelling{"_blocks", "_scales"},  Spelling{"._data", "._scale"},
 };
 
 bool IsNarrow(const StepModel& step, size_t parameter) {

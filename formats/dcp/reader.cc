@@ -15,6 +15,7 @@
 #include "core/state/model_config.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/huggingface/names.h"
+#include "formats/huggingface/unread_files.h"
 #include "formats/tools/model_files.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/source_states.h"
@@ -68,7 +69,7 @@ Result<StepModel> Reader::Read() && {
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
   }
-  CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());
+  CKPT_RETURN_IF_ERROR(LeaveOutFilesBeside());
   CKPT_RETURN_IF_ERROR(CarryOthers());
   CKPT_RETURN_IF_ERROR(LeaveOutOtherModels());
   FillHeader(objects, state.metadata().dropped_objects + objects.dropped());
@@ -436,8 +437,9 @@ Status Reader::CarryOthers() {
   return CarryOwnFiles(assembler_, candidate_);
 }
 
-// Weights that somebody saved there later, or made of the step: loaders of their form take them.
-Status Reader::LeaveOutNewerWeights() {
+// Optimizers that nothing is read of, and weights that somebody saved there later or made of the
+// step: loaders of their form take them.
+Status Reader::LeaveOutFilesBeside() {
   const Root& root = *candidate_.root;
   const uint32_t save = assembler_.AddRoot(RootBelow(candidate_.root, candidate_.save));
   int64_t newest = 0;
@@ -454,6 +456,12 @@ Status Reader::LeaveOutNewerWeights() {
   std::vector<std::string> names;
   for (const RootEntry& entry : entries) {
     if (entry.kind == EntryKind::kFile) names.push_back(entry.name);
+  }
+  if (keys_.optimizers.empty() && !options_.weights_only) {
+    CKPT_RETURN_IF_ERROR(huggingface::LeaveOutOptimizers(
+        root, candidate_.directory, names,
+        "torch.distributed.checkpoint saved the weights alone, and nothing is read beside them",
+        assembler_.header()));
   }
   const auto weights = huggingface::ChooseWeights(names);
   if (newest == 0 || !weights || !*weights || (*weights)->adapter) return {};

@@ -57,7 +57,7 @@ class Reader {
   void NumberOwners();
   Status LeaveOutOtherModels();
   // REQUIRES: all that is read was added to the assembler, and nothing else.
-  Status LeaveOutNewerWeights();
+  Status LeaveOutFilesBeside();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
 
   const StepCandidate& candidate_;

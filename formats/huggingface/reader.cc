@@ -473,18 +473,6 @@ Status Reader::LeaveOutNewerWeights() {
   return {};
 }
 
-// PEFT saves a model's adapters but the first below the first one's.
-Status Reader::LeaveOutAdapters() {
-  for (const std::string& folder : files_.folders) {
-    const std::string config = StrCat(files_.prefix, folder, "/", kAdapterConfig);
-    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*StepRoot(), config));
-    if (!there) continue;
-    LeaveOut(assembler_.header(), {LeftOutPart::kModel, StrCat("'", folder, "/'"),
-                                   "it is another adapter (PEFT)", "adopt that folder by itself"});
-  }
-  return {};
-}
-
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
@@ -496,7 +484,7 @@ Status Reader::CarryFiles() {
     has_config_ = true;
   }
   NoteFolders(carried);
-  CKPT_RETURN_IF_ERROR(LeaveOutAdapters());
+  CKPT_RETURN_IF_ERROR(LeaveOutAdapters(files_, *StepRoot(), assembler_.header()));
   CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());
   if (!options_.weights_only) {
     CKPT_RETURN_IF_ERROR(LeaveOutUnreadFiles(files_, *StepRoot(), assembler_.header()));

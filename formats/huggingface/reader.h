@@ -78,7 +78,6 @@ class Reader {
   Status CheckOneFile() const;
   Status SettleAll();
   Status CarryFiles();
-  Status LeaveOutAdapters();
   Status LeaveOutNewerWeights();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();

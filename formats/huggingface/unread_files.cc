@@ -38,10 +38,11 @@ bool EndsAs(std::string_view name, std::span<const std::string_view> suffixes) {
 // Files whose content another line tells, or that have neither model nor optimizer.
 bool IsKnown(const std::string& name) {
   const auto weights = ChooseWeights(std::span(&name, 1));
-  return (weights && *weights) || name.find("-of-") != std::string::npos || name == "training_args.bin" ||
-         name.starts_with("rng_state") || name.starts_with("random_states_") ||
-         name.starts_with("scheduler") || name.starts_with("sampler") ||
-         name.starts_with("custom_checkpoint_") || IsOptimizerFile(name) || IsOtherModel(name);
+  return (weights && *weights) || name.find("-of-") != std::string::npos ||
+         name == "training_args.bin" || name.starts_with("rng_state") ||
+         name.starts_with("random_states_") || name.starts_with("scheduler") ||
+         name.starts_with("sampler") || name.starts_with("custom_checkpoint_") ||
+         IsOptimizerFile(name) || IsOtherModel(name);
 }
 
 enum class Holds : uint8_t { kNothing, kModel, kOptimizer };
@@ -103,6 +104,32 @@ Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& 
                         StrCat("the step's model is ", model, ", and loaders do not read both"),
                         "adopt that file by itself"});
     }
+  }
+  return {};
+}
+
+Status LeaveOutOptimizers(const Root& root, const std::string& directory,
+                          std::span<const std::string> names, std::string_view why,
+                          StepModel& header) {
+  size_t looked = 0;
+  for (const std::string& name : names) {
+    if (!EndsAs(name, kTorch) || ++looked > kMostFiles) continue;
+    const auto holds = LookInto(root, JoinPath(directory, name));
+    if (!holds && IsOfDevice(holds.error())) return Fail(Error(holds.error()));
+    if (!holds || *holds != Holds::kOptimizer) continue;
+    LeaveOut(header,
+             {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name), std::string(why), ""});
+  }
+  return {};
+}
+
+Status LeaveOutAdapters(const StepFiles& files, const Root& root, StepModel& header) {
+  for (const std::string& folder : files.folders) {
+    const std::string config = StrCat(files.prefix, folder, "/", kAdapterConfig);
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, config));
+    if (!there) continue;
+    LeaveOut(header, {LeftOutPart::kModel, StrCat("'", folder, "/'"),
+                      "it is another adapter (PEFT)", "adopt that folder by itself"});
   }
   return {};
 }

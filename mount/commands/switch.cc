@@ -62,6 +62,12 @@ void PrintMove(const nlohmann::json& told) {
   }
 }
 
+// A mount that follows goes on with it where the newest step is asked for, not a step by its name.
+bool AsksForNewest(std::string_view step) {
+  const size_t slash = step.find('/');
+  return slash == std::string_view::npos || step.substr(slash + 1) == "latest";
+}
+
 Status RunSwitch(const SwitchFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseAnswering(options.live));
   std::vector<Move> moves;  // all of them can be made before the first is
@@ -73,7 +79,8 @@ Status RunSwitch(const SwitchFlags& options) {
   }
   nlohmann::json all = nlohmann::json::array();
   for (const Move& move : moves) {
-    const auto done = AskDaemon(move.mount, "switch", {{"run", move.to.run}, {"id", move.to.id}});
+    const std::string id = AsksForNewest(options.step) ? "latest" : move.to.id;
+    const auto done = AskDaemon(move.mount, "switch", {{"run", move.to.run}, {"id", id}});
     if (!done) return Fail(Error(done.error()).WithContext(move.mount.mountpoint));
     all.push_back(MoveOne(move, *done));
     if (!options.json) PrintMove(all.back());

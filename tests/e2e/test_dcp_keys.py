@@ -246,6 +246,17 @@ def test_an_optimizer_names_parameters_without_wrappers(ckptfs, tmp_path, names,
         assert all(same(got['optim']['state'][name], kinds) for name, kinds in states.items())
 
 
+def test_an_optimizer_s_file_beside_weights_alone_is_named(ckptfs, tmp_path):
+    """As llama-recipes saves: shards of the weights, and the optimizer by torch.save."""
+    state = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))]).state_dict()
+    dcp.save({'model': MODEL}, checkpoint_id=str(tmp_path / 'run' / 'step-1'), no_dist=True)
+    torch.save(state, tmp_path / 'run' / 'step-1' / 'optimizer-llama-0.pt')
+    torch.save({'last_epoch': 3}, tmp_path / 'run' / 'step-1' / 'scheduler.pt')
+    done = ckptfs.adopt(str(tmp_path / 'run'), 'run')
+    assert 'the optimizer in optimizer-llama-0.pt' in done.stderr and 'scheduler' not in done.stderr, done.stderr
+    assert ckptfs.adopt(str(tmp_path / 'run'), 'whole', extra=['--require', 'optimizer'], check=False).returncode != 0
+
+
 NESTED = {'cfg': {'warm': {'x': 3, 'y': [1, 2]}, 'dotted.key': 't', 'rate': torch.tensor(0.25)}, 'tree': [{'a': 1}, {'a': 2.5}],
           'pair': (1, {'q': 2})}
 

@@ -128,6 +128,21 @@ def test_a_smaller_iteration_that_arrives_is_a_life_if_its_tool_saved_it(ckptfs,
     assert agreed(ckptfs) == ('checkpoint-900' if by == 'the job' else 'checkpoint-1000')
 
 
+def test_an_old_step_that_somebody_edits_begins_no_life(ckptfs):
+    """Its weights were cast in place; what its tool writes last is as it was."""
+    output = os.path.join(ckptfs.folder, 'output')
+    for step in (2, 6):
+        save(output, step, step)
+    ckptfs.adopt(output)
+    time.sleep(0.3)
+    save_file({'w': torch.full((64,), 22.)}, os.path.join(ckptfs.folder, 'edited.safetensors'), {'format': 'pt'})
+    with open(os.path.join(ckptfs.folder, 'edited.safetensors'), 'rb') as edited, \
+            open(os.path.join(output, 'checkpoint-2', 'model.safetensors'), 'wb') as file:
+        file.write(edited.read())
+    assert 'begins another life' not in ckptfs.adopt(output).stderr
+    assert agreed(ckptfs) == 'checkpoint-6'
+
+
 def test_a_finished_run_is_one_life_however_it_is_adopted(ckptfs):
     output = os.path.join(ckptfs.folder, 'output')
     for step in (100, 200, 300):
@@ -192,3 +207,17 @@ def test_after_a_rollback_latest_is_what_was_saved_last(ckptfs):
     # A step that somebody has open stays until the next time.
     kept = [one['id'] for one in ckptfs.list()['steps']]
     assert kept[-2:] == ['103-1', '104-1'] and not {'104', '105'} & set(kept), kept
+
+
+def test_a_mount_that_was_switched_follows_again(ckptfs):
+    output = os.path.join(ckptfs.folder, 'output')
+    for step in (1, 2):
+        save(output, step, step)
+    _, mount = ckptfs.start('--follow', output)
+    wait_until(lambda: shown(mount) == 2, 'the steps that were there')
+    ckptfs.run('switch', '--store', ckptfs.store, 'output/checkpoint-1')
+    assert shown(mount) == 1
+    ckptfs.run('switch', '--store', ckptfs.store, 'output/latest')
+    assert shown(mount) == 2
+    save(output, 3, 3)
+    wait_until(lambda: shown(mount) == 3, 'the next step')
