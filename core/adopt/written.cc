@@ -122,19 +122,23 @@ std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::str
   return DescribeAnew(files, sealed_ns, StrCat(last, ", which its tool writes last"));
 }
 
-// shards: absolute paths.
-std::string WrittenAnew(const StepModel& model, const std::set<std::string>& shards,
-                        std::string_view index, int64_t sealed_ns) {
+std::string WrittenAnew(const StepModel& model, const Root& root, const WrittenAfter& last) {
+  const auto sealed = root.Stat(last.path);
+  if (!sealed) return "";
+  const int64_t sealed_ns = sealed->stamp.mtime_ns;
+  std::set<std::string> others;
+  for (const std::string& file : last.files) others.insert(root.PathOf(file));
   std::vector<NamedFile> files = TimesOf(model);
   bool older = false;
   for (NamedFile& one : files) {
-    one.file.read = one.file.saved = shards.contains(one.name);
-    // Programs that fetch several files at once have begun with shards before the index is there.
-    if (one.file.read && one.file.times.born_ns < sealed_ns) one.file.times.born_ns = 0;
+    one.file.read = one.file.saved = others.contains(one.name);
     older = older || (one.file.read && one.file.times.written_ns <= sealed_ns);
+    // Programs that fetch several files at once have begun with some before the last is there.
+    const bool begun = one.file.times.born_ns < sealed_ns;
+    if (last.together && one.file.read && begun) one.file.times.born_ns = 0;
   }
-  if (!older) return "";
-  return DescribeAnew(files, sealed_ns, StrCat(index, ", which is written after all shards"));
+  if (last.together && !older) return "";
+  return DescribeAnew(files, sealed_ns, StrCat(LastComponent(last.path), ", ", last.order));
 }
 
 std::string WrittenAnew(const IngestedStep& step, const SourceOptions& options,
@@ -148,12 +152,9 @@ std::string WrittenAnew(const IngestedStep& step, const SourceOptions& options,
     if (sealed)
       out = WrittenAnew(step.model, names, LastComponent(state.last), sealed->stamp.mtime_ns);
   }
-  if (!state.index || !out.empty()) return out;
-  const auto index = found.root->Stat(state.index->path);
-  if (!index) return "";
-  std::set<std::string> shards;
-  for (const std::string& file : state.index->files) shards.insert(found.root->PathOf(file));
-  return WrittenAnew(step.model, shards, LastComponent(state.index->path), index->stamp.mtime_ns);
+  for (size_t i = 0; i < state.after.size() && out.empty(); ++i)
+    out = WrittenAnew(step.model, *found.root, state.after[i]);
+  return out;
 }
 
 }  // namespace

@@ -32,10 +32,10 @@ Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& f
 // BLOCKS: as BytesNeverWritten, on each.
 std::string NeverWritten(const StepModel& model, const ToolNames& names);
 
-// Returns "FILE: written anew after LAST, ..." where a save over a whole step began and LAST, which
-// its tool writes last, is that of the save before, or where shards of one index are newer than it
-// and others are not.  Notes it at the model, for `info`.  "" if nothing tells.
-// BLOCKS: on opening each file.
+// Returns "FILE: written anew after LAST, ..." where files of two saves lie in the step: LAST,
+// which its tool writes after FILE, is that of the save before (SaveState::last and
+// SaveState::after). Notes it at the model, for `info`.  "" if nothing tells. BLOCKS: on opening
+// each file.
 std::string NoteWrittenAnew(IngestedStep& step, const SourceOptions& options,
                             const ToolNames& names);
 

@@ -121,6 +121,7 @@ constexpr int64_t kSecond = 1'000'000'000;    // nanoseconds
 constexpr int64_t kClockSkew = kSecond / 10;  // between machines that write one step
 constexpr int64_t kPause = kSecond;           // no program that copies rests so long
 constexpr int64_t kLongPause = 10 * kSecond;  // ... once another file has followed
+constexpr uint64_t kSmall = 1 << 20;          // bytes; nobody writes it for a second
 constexpr int64_t kSlowStart = 60 * kSecond;  // before the first byte of a file
 constexpr uint64_t kNanosecondsOfByte = kSecond / 10'000'000;  // of the slowest writer
 
@@ -132,7 +133,10 @@ bool WasRenamed(const WriteTimes& times) {
 // When somebody began to write the file, at the earliest.
 int64_t BegunAt(const StepFile& file) {
   const WriteTimes& times = file.times;
-  if (times.born_ns != 0 && times.born_ns <= times.written_ns) return times.born_ns;
+  const bool born = times.born_ns != 0 && times.born_ns <= times.written_ns;
+  // A small one that was made long before it was written was written again since.
+  if (born && file.size < kSmall) return std::max(times.born_ns, times.written_ns - kSecond);
+  if (born) return times.born_ns;
   const uint64_t longest = std::min<uint64_t>(file.size, INT64_MAX / 4 / kNanosecondsOfByte);
   return times.written_ns - kSlowStart - static_cast<int64_t>(longest * kNanosecondsOfByte);
 }

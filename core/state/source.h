@@ -79,18 +79,21 @@ enum class SavePhase {
   kSealed,       // the last file is there, and no file of the step is newer
 };
 
-// An index that is written after the files that it names.
-struct WrittenIndex {
-  std::string path;  // below the root, as the files are
+// A file that a save writes after others, and before more of its own.
+struct WrittenAfter {
+  std::string path;  // below the root, as the others are
   std::vector<std::string> files;
+  std::string_view order;  // "which is written after all shards"
+  // The files are written together: if all of them are newer than `path`, they are of one save.
+  bool together = false;
 };
 
 struct SaveState {
   SavePhase phase = SavePhase::kProvisional;
   std::string last =
       {};  // what is written last, below the root, there or not; "" where nothing tells
-  std::optional<Error> missing = {};       // of kAbsent and kBegun: what, or why nobody can tell
-  std::optional<WrittenIndex> index = {};  // tools write more after it, so it is not `last`
+  std::optional<Error> missing = {};     // of kAbsent and kBegun: what, or why nobody can tell
+  std::vector<WrittenAfter> after = {};  // none of them is `last`
 
   static SaveState Begun(Error missing) { return {SavePhase::kBegun, {}, std::move(missing)}; }
   // Success unless the step cannot be read, for want of a file.

@@ -135,7 +135,7 @@ class HuggingFaceSource : public Source {
     if (!files) return SaveState::Begun(files.error());
     SaveState state = StateOfSave(step, SavePlaces{.own = step.Own()}, options, history);
     if (state.missing) return state;
-    if (!files->index.empty()) state.index = IndexOf(*files);
+    state.after = OrderOf(step, *files);
     Status whole = CheckFiles(step, *files, options);
     return whole ? state : SaveState::Begun(std::move(whole).error());
   }
@@ -146,10 +146,23 @@ class HuggingFaceSource : public Source {
   }
 
  private:
-  static WrittenIndex IndexOf(const StepFiles& files) {
-    WrittenIndex out{JoinPath(files.directory, files.index), {}};
+  // An index is written after its shards, and a tool's optimizer after the weights.
+  static std::vector<WrittenAfter> OrderOf(const StepCandidate& step, const StepFiles& files) {
+    std::vector<WrittenAfter> out;
+    std::vector<std::string> weights;
     for (const std::string& name : files.weights)
-      out.files.push_back(JoinPath(files.directory, name));
+      weights.push_back(JoinPath(files.directory, name));
+    if (!files.index.empty()) {
+      out.push_back({JoinPath(files.directory, files.index), weights,
+                     "which is written after all shards", true});
+    }
+    const bool apart = !files.optimizer.empty() && files.optimizer != files.weights.front();
+    const auto entries =
+        apart ? ListStepEntries(*step.root, files.directory) : Result<StepEntries>(StepEntries());
+    if (entries && ToolOf(NameOf(*step.root, files.directory), *entries) != StepTool::kNone) {
+      out.push_back({JoinPath(files.directory, files.optimizer), std::move(weights),
+                     "which its tool writes after the weights", false});
+    }
     return out;
   }
 

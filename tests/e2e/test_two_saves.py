@@ -170,6 +170,18 @@ def test_an_optimizer_of_newer_weights_of_another_form_is_refused(ckptfs, tmp_pa
     assert 'newer' not in ckptfs.adopt(step, extra=['--refresh']).stderr
 
 
+def test_an_optimizer_that_a_later_save_left_is_named(ckptfs, tmp_path):
+    """accelerate saves what was prepared: later the model alone, and what is written last is new."""
+    job, _ = accelerated()
+    step = tmp_path / 'run' / 'step_1'
+    job.save_state(step)
+    time.sleep(2 * PAUSE)  # accelerate writes its last file, which was made after the optimizer, in its place
+    job._optimizers.clear()
+    job.save_state(step)
+    said = ckptfs.adopt(step).stderr
+    assert 'model.safetensors: written anew after optimizer.bin, which its tool writes after the weights' in said
+
+
 def test_the_same_weights_in_a_newer_form_are_not_a_second_save(ckptfs, tmp_path):
     job, _ = accelerated()
     step = tmp_path / 'run' / 'step_1'

@@ -160,6 +160,14 @@ TEST(FindWrittenAnewTest, AFileThatTookAnothersPlaceAfterAPause) {
             Positions{0});
 }
 
+TEST(FindWrittenAnewTest, ASmallFileThatIsWrittenAgainBridgesNoPause) {
+  const StepFile weights = Weights(kSealed + 2500, kSealed + 2500);
+  StepFile last = Other(kSealed + 1, kSealed + 2600);
+  EXPECT_EQ(Anew({weights, last}), Positions());  // it may be copied all the time
+  last.size = 1000;
+  EXPECT_EQ(Anew({weights, last}), Positions{0});
+}
+
 TEST(FindWrittenAnewTest, ACopyWithoutTimesMakesNoPause) {
   // One file after the other, that which is written last before the weights.
   EXPECT_EQ(Anew({Other(kSealed + 1, kSealed + 40'000), Weights(kSealed + 40'001, kSealed + 70'000),
