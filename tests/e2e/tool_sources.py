@@ -33,8 +33,8 @@ from cells import ALIKE, GIVEN, MEGATRON, MESHES, NOT_OF_MEGATRON, NOT_TRIED, OW
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
 HEADS = ('--family-set', 'head_dim=8')  # as a config.json beside the checkpoint tells
-ADOPTED = (f'`{" ".join(HEADS)}`, and with `--parameter-order FILE` where a tool saved without DeepSpeed and FSDP: its '
-           'optimizer then has no names')
+ADOPTED = (f'`{" ".join(HEADS)}`, and with `--parameter-order FILE` where a tool saved without DeepSpeed and FSDP, or Lightning '
+           'whole tensors of FSDP: its optimizer then has no names')
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
 if hasattr(test_tools, 'ZYGOTE'):  # a process that starts the jobs
@@ -52,7 +52,7 @@ def made(source):
 def adopt(program, source):
     """Into the program's store."""
     job = made(source)
-    order = job.way == 'plain'
+    order = job.way == 'plain' or (job.tool == 'lightning' and job.way.endswith('full'))
     return program.adopt(job.path, source, check=False,
                          extra=(*HEADS, *(('--parameter-order', job.order) if order else ())))
 
