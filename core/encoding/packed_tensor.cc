@@ -58,4 +58,16 @@ std::optional<std::string_view> FindNarrowTensor(const StepModel& step) {
   return std::nullopt;
 }
 
+std::optional<std::string_view> FindByteFloats(const StepModel& step) {
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    const ParameterIndex parameter{i};
+    const auto weight = step.FindAtom(parameter, "weight");
+    if (!weight || step.FindAtom(parameter, "master")) continue;
+    const DType dtype = step.atom(*weight).dtype;
+    const bool byte = dtype >= DType::kF8E4M3 && dtype <= DType::kF8E8M0;
+    if (byte || (IsFloat(dtype) && BitWidth(dtype) <= 8)) return step.parameters[i].name;
+  }
+  return std::nullopt;
+}
+
 }  // namespace ckptfs

@@ -31,5 +31,7 @@ std::optional<std::string_view> FindPackedTensor(const StepModel& step);
 // The same of a step whose config says that it is quantised: the first weight of few bits an
 // element, or of whole numbers, whatever stands beside it.
 std::optional<std::string_view> FindNarrowTensor(const StepModel& step);
+// The first weight of floats of 8 bits or fewer that has no master.
+std::optional<std::string_view> FindByteFloats(const StepModel& step);
 
 }  // namespace ckptfs

@@ -6,11 +6,14 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/device_error.h"
 #include "core/base/strings.h"
+#include "core/tensor/cast.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/shard_index.h"
 
@@ -18,7 +21,7 @@ namespace ckptfs::huggingface {
 namespace {
 
 constexpr size_t kSampledTensors = 64;
-constexpr uint64_t kSampledBytes = 1024;  // of each, from its middle
+constexpr uint64_t kSampled = 256;  // elements of each, from its middle
 
 // A tensor and the file that it is in.
 struct Stored {
@@ -39,28 +42,45 @@ Result<std::string> SampleOf(const Root& root, const Stored& stored) {
   if (!(weight.held.local == WholeTensor(weight.shape)) || part.flat_begin != 0)
     return std::string();
   const uint64_t width = ByteWidth(weight.dtype);
-  const uint64_t bytes = part.flat_end * width;
-  const uint64_t length = std::min(bytes, kSampledBytes / width * width);
-  const uint64_t skipped = (part.flat_end - length / width) / 2 * width;
+  const uint64_t count = std::min<uint64_t>(part.flat_end, kSampled);
+  const uint64_t skipped = (part.flat_end - count) / 2 * width;
   CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(stored.path));
-  return file->Read(part.offset + skipped, length, weight.name);
+  return file->Read(part.offset + skipped, count * width, weight.name);
 }
 
+// Elements as another type has them; "" where there is no cast.
+std::string Cast(const std::string& elements, DType from, DType to) {
+  const CastFunction cast = FindCast(from, to);
+  if (cast == nullptr) return "";
+  const size_t count = elements.size() / ByteWidth(from);
+  std::string out(count * ByteWidth(to), '\0');
+  cast(std::as_bytes(std::span(elements)).data(), std::as_writable_bytes(std::span(out)).data(),
+       count);
+  return out;
+}
+
+// True if samples of both hold the same, or one is the other in a narrower type.
+Result<bool> AreAlike(const Root& root, const Stored& mine, const Stored& theirs) {
+  CKPT_ASSIGN_OR_RETURN(std::string one, SampleOf(root, mine));
+  CKPT_ASSIGN_OR_RETURN(std::string other, SampleOf(root, theirs));
+  if (one.empty() || other.empty()) return true;
+  const DType a = mine.weight->dtype, b = theirs.weight->dtype;
+  if (a == b) return one == other;
+  const bool narrows = ByteWidth(a) < ByteWidth(b);
+  const std::string cast = narrows ? Cast(other, b, a) : Cast(one, a, b);
+  return !cast.empty() && cast == (narrows ? one : other);
+}
+
+// True if the others hold what mine are: a form may have more of it, tied heads and masks.
 Result<bool> AreEqual(const Root& root, const StoredByName& mine, const StoredByName& theirs) {
-  if (mine.size() != theirs.size()) return false;
-  for (auto a = mine.begin(), b = theirs.begin(); a != mine.end(); ++a, ++b) {
-    if (a->first != b->first || a->second.weight->dtype != b->second.weight->dtype ||
-        a->second.weight->shape != b->second.weight->shape) {
-      return false;
-    }
-  }
   const size_t step = mine.size() / kSampledTensors + 1;
   size_t at = 0;
-  for (auto a = mine.begin(), b = theirs.begin(); a != mine.end(); ++a, ++b) {
+  for (const auto& [name, stored] : mine) {
+    const auto other = theirs.find(name);
+    if (other == theirs.end() || other->second.weight->shape != stored.weight->shape) return false;
     if (at++ % step != 0) continue;
-    CKPT_ASSIGN_OR_RETURN(const std::string one, SampleOf(root, a->second));
-    CKPT_ASSIGN_OR_RETURN(const std::string other, SampleOf(root, b->second));
-    if (!one.empty() && !other.empty() && one != other) return false;
+    CKPT_ASSIGN_OR_RETURN(const bool alike, AreAlike(root, stored, other->second));
+    if (!alike) return false;
   }
   return true;
 }
@@ -144,7 +164,10 @@ std::optional<DType> OneTypeOf(const WeightsFile& content) {
 }  // namespace
 
 Status CheckOneType(const Root& root, const StepFiles& files, std::span<const WeightsFile> taken) {
-  if (files.index.empty() || taken.size() < 2) return {};
+  // Shards that somebody added have names of their own, and the size is that of the others.
+  const auto added = [&](const std::string& name) { return !ShardNumberOf(name); };
+  if (files.index.empty() || taken.size() < 2 || std::ranges::any_of(files.weights, added))
+    return {};
   uint64_t bytes = 0;
   size_t other = 0;  // one whose type the first does not have
   for (size_t i = 0; i < taken.size(); ++i) {

@@ -33,6 +33,23 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
   return NameOf(root, directory).starts_with("models--");
 }
 
+// A file without a number (model_final.pth) is as late as the numbered ones beside it that are not
+// newer; 0 without such.
+Result<uint64_t> NumberBeside(const StepCandidate& step) {
+  constexpr size_t kMostFiles = 1024;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(step.save));
+  uint64_t out = 0;
+  size_t looked = 0;
+  for (const RootEntry& entry : entries) {
+    const auto number = entry.kind == EntryKind::kFile ? FileNumber(entry.name) : std::nullopt;
+    if (!number || *number <= out || ++looked > kMostFiles) continue;
+    CKPT_ASSIGN_OR_RETURN(const auto there,
+                          StatIfThere(*step.root, JoinPath(step.save, entry.name)));
+    if (there && there->stamp.mtime_ns <= step.mtime_ns) out = *number;
+  }
+  return out;
+}
+
 // True if a file begins as torch.save writes it: an archive, or (before 1.6) its magic number.
 Result<bool> BeginsAsTorch(const Root& root, const std::string& path) {
   static constexpr std::array<std::string_view, 2> kBegins = {
@@ -244,7 +261,8 @@ class HuggingFaceSource : public Source {
       if (!torch) return out;
     }
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, path, ParentPath(path)));
-    step.iteration = FileNumber(step.id).value_or(0);
+    const auto number = FileNumber(step.id);
+    CKPT_ASSIGN_OR_RETURN(step.iteration, number ? Result<uint64_t>(*number) : NumberBeside(step));
     out.push_back(std::move(step));
     return out;
   }

@@ -38,6 +38,11 @@ bool IsOfTraining(std::string_view name) {
          name.starts_with("rng_state");
 }
 
+bool IsWeights(std::string_view name) {
+  return name.starts_with("model.") || name.starts_with("model-") ||
+         name.starts_with("pytorch_model");
+}
+
 Error Mixed(std::string why) {
   return Error{ErrorCode::kInvalid, std::move(why) + ": parts of two saves are in one directory"}
       .Needing("remove the parts of the earlier save");
@@ -67,6 +72,8 @@ Status CheckOneSave(const Root& root, const std::string& directory, StepTool too
       !entries.HasFile(kTrainingArguments)) {
     return {};
   }
+  // At ZeRO 3 without gathered weights Trainer saves the engine whole, in their stead.
+  if (!optimizer && std::ranges::none_of(entries.files, IsWeights)) return {};
   CKPT_ASSIGN_OR_RETURN(const bool only_model, SavesOnlyModel(root, directory));
   if (!only_model) return {};
   std::string names;

@@ -16,7 +16,7 @@ constexpr std::string_view kTrainer = "checkpoint-";
 constexpr std::string_view kLightning = ".ckpt";
 
 // A word of a name, and what a number behind it counts; the greatest decides.
-enum class Counts : uint8_t { kNothing, kEpochs, kSaves, kSteps };
+enum class Counts : uint8_t { kNothing, kEpochs, kSaves, kSteps, kBatches };
 struct Word {
   std::string_view text;
   Counts counts = Counts::kNothing;
@@ -25,7 +25,7 @@ constexpr std::array kWords = {
     Word{"checkpoint", Counts::kSaves}, Word{"ckpt", Counts::kSaves},
     Word{"global", Counts::kNothing},   Word{"step", Counts::kSteps},
     Word{"iter", Counts::kSteps},       Word{"iteration", Counts::kSteps},
-    Word{"ba", Counts::kSteps},  // Composer's batches
+    Word{"ba", Counts::kBatches},  // Composer's, through all epochs
     Word{"batch", Counts::kSteps},      Word{"epoch", Counts::kEpochs},
     Word{"ep", Counts::kEpochs},        Word{"unsharded", Counts::kNothing},
     Word{"sharded", Counts::kNothing},  Word{"hf", Counts::kNothing}};
@@ -70,6 +70,7 @@ std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> mo
   std::optional<uint64_t> out;
   Counts said = Counts::kNothing;  // of `out`
   Counts before = Counts::kNothing;
+  bool epochs = false;
   while (!name.empty()) {
     const std::string_view token = FirstToken(name);
     if (token.empty()) return std::nullopt;  // two separators, or one at the beginning
@@ -81,6 +82,7 @@ std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> mo
     if (IsDigit(token[0])) {
       const auto number = Number(token);
       if (!number || before == Counts::kNothing) return std::nullopt;
+      epochs = epochs || before == Counts::kEpochs;
       if (before >= said) {
         out = number;
         said = before;
@@ -93,6 +95,8 @@ std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> mo
     if (known == kWords.end() && other == more.end()) return std::nullopt;
     before = known != kWords.end() ? known->counts : other->counts;
   }
+  // Such steps may begin anew in each epoch: it is a step's name, and its time decides.
+  if (epochs && said == Counts::kSteps) return 0;
   return out;
 }
 

@@ -23,7 +23,7 @@
 namespace ckptfs {
 
 // The number of a step that is named in one of these forms; nothing for other names
-// and for numbers beyond 64 bits.
+// and for numbers beyond 64 bits.  0 of a step in an epoch, which does not tell their order.
 std::optional<uint64_t> StepNumber(std::string_view name);
 
 // The same of a file of weights, without its suffixes; other words count there, too.

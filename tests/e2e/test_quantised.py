@@ -329,6 +329,7 @@ def test_what_is_not_proved_is_refused_by_name_and_shown_as_stored(shown, tmp_pa
 SPELLINGS = {'compressed-tensors': ('weight', 'weight_scale'), 'deepseek': ('weight', 'scale'), 'comfy': ('weight', 'scale_weight'),
              'gptq': ('qweight', 'scales'), 'bitsandbytes': ('weight', 'weight.absmax'), 'quanto': ('_data', '_scale'),
              'packed': ('weight_packed', 'weight_scale')}
+OTHERS = {'torchao': ('_weight_qdata', '_weight_scale'), 'trtllm': ('weight', 'weights_scaling_factor'), 'scales': ('weight', 'weight_scales')}
 
 
 @pytest.mark.parametrize('method', [*SPELLINGS, 'plain'])
@@ -345,11 +346,20 @@ def test_values_with_scales_that_no_config_tells_are_not_cast(ckptfs, tmp_path, 
     view = os.path.join(daemon.step_of(ckptfs.mount(), 'run'), 'view')
     assert torch.equal(load_file(f'{view}/tp1/rank0/model.safetensors')[f'layer.{values}'].float(), wide)
     for form in 'rank0', 'dcp', 'deepspeed':
-        assert os.path.exists(f'{view}/bf16/{form}') == (scales is None), form
+        assert os.path.exists(f'{view}/bf16/{form}') == (scales is None and form != 'deepspeed'), form
+    assert not os.path.exists(f'{view}/dp2_zero1/deepspeed')
     if scales:
-        assert not os.path.exists(f'{view}/dp2_zero1/deepspeed')
         said = ckptfs.run('explain', 'bf16', '--step', 'run', '--store', ckptfs.store, check=False)
         assert f'layer.{values}' in said.stdout + said.stderr and 'packed' in said.stdout + said.stderr
+
+
+@pytest.mark.parametrize('method', OTHERS)
+def test_fp8_is_no_engine_s_weight_whatever_its_scales_are_called(ckptfs, tmp_path, method):
+    values, scales = OTHERS[method]
+    save_file({f'layer.{values}': torch.ones(4, 4).to(torch.float8_e4m3fn), f'layer.{scales}': torch.ones(4, 1)}, tmp_path / 'model.safetensors')
+    ckptfs.adopt(str(tmp_path / 'model.safetensors'), 'run')
+    view = os.path.join(daemon.step_of(ckptfs.mount(), 'run'), 'view')
+    assert not os.path.exists(f'{view}/dp2_zero1/deepspeed') and not os.path.exists(f'{view}/bf16/deepspeed')
 
 
 def test_a_compacted_step_is_decoded_as_well(shown, tmp_path):

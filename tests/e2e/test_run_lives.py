@@ -77,7 +77,7 @@ def test_a_training_that_begins_again_is_followed(ckptfs):
     assert agreed(ckptfs) == 'checkpoint-4'
 
 
-NAMED = ['step_{}', 'ep0-ba{}', '{}', 'iter-{:06}-ckpt', 'step{}-unsharded', 'epoch_1_step_{}', 'checkpoint-epoch-{}']
+NAMED = ['step_{}', 'ep0-ba{}', '{}', 'iter-{:06}-ckpt', 'step{}-unsharded', 'checkpoint-epoch-{}']
 
 
 @pytest.mark.parametrize('form', [*NAMED, 'ckpt_{}.pth', 'checkpoint{:04}.pth.tar', 'model_{:07}.pt', 'counted'])
@@ -105,6 +105,25 @@ def test_numbers_in_names_order_steps_that_were_copied(ckptfs, form):
     steps = ckptfs.list()['steps']
     assert [one['iteration'] for one in steps] == [800, 900, 1000, 1100] and {one['run'] for one in steps} == {'output'}
     assert shown(ckptfs.mount(), 'a.weight') == 1100
+
+
+@pytest.mark.parametrize('names', [('epoch1_step90.pt', 'epoch1_step180.pt', 'epoch2_step5.pt'), ('epoch_0_batch_900.pt', 'epoch_1_batch_0.pt'),
+                                   ('model_0000999.pth', 'model_0001999.pth', 'model_final.pth'), ('epoch-1-step-90', 'epoch-1-step-180', 'epoch-2-step-5')])
+def test_times_decide_where_numbers_do_not(ckptfs, names):
+    """Steps may begin anew in each epoch, and the last file may have no number."""
+    output = os.path.join(ckptfs.folder, 'output')
+    os.mkdir(output)
+    for n, name in enumerate(names):
+        path, weights = os.path.join(output, name), {'a.weight': torch.full((4, 3), float(n))}
+        if '.p' in name:
+            torch.save(weights, path)
+        else:
+            os.mkdir(path)
+            path = os.path.join(path, 'model.safetensors')
+            save_file(weights, path)
+        os.utime(path, (1.7e9 + 10 * n,) * 2)
+    ckptfs.run('adopt', '--store', ckptfs.store, *([os.path.join(output, name) for name in names] if '.p' in names[0] else [output]))
+    assert shown(ckptfs.mount(), 'a.weight') == len(names) - 1
 
 
 @pytest.mark.parametrize('by', ['the job', 'a copy'])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint import format_utils
 
@@ -203,3 +203,32 @@ def test_weights_that_were_saved_beside_a_dcp_step_later_are_named(ckptfs, tmp_p
     llama(2).save_pretrained(step)
     said = ckptfs.adopt(step, extra=['--refresh']).stderr
     assert "left out: 'model.safetensors': it is newer than .metadata" in said
+
+
+WTE = torch.randn(10, 4)
+FORMS = {  # what is taken, and the newer .bin of the same weights
+    'tied': ({'wte.weight': WTE}, {'wte.weight': WTE, 'lm_head.weight': WTE}),
+    'mask': ({'wte.weight': WTE}, {'wte.weight': WTE, 'attn.bias': torch.ones(1, 1, 4, 4, dtype=torch.uint8)}),
+    'wider': ({'wte.weight': WTE.bfloat16()}, {'wte.weight': WTE}),
+    'narrower': ({'wte.weight': WTE}, {'wte.weight': WTE.bfloat16()})}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_weights_that_were_converted_are_not_mentioned(ckptfs, tmp_path, form):
+    taken, newer = FORMS[form]
+    save_file(taken, tmp_path / 'model.safetensors', {'format': 'pt'})
+    torch.save(newer, tmp_path / 'pytorch_model.bin')
+    os.utime(tmp_path / 'model.safetensors', (1.7e9,) * 2)
+    assert 'newer' not in ckptfs.adopt(str(tmp_path), 'run').stderr
+    torch.save({name: tensor.float() + 1 for name, tensor in newer.items()}, tmp_path / 'pytorch_model.bin')
+    assert 'newer' in ckptfs.adopt(str(tmp_path), 'other').stderr
+
+
+def test_a_shard_that_somebody_added_is_not_of_another_save(ckptfs, tmp_path):
+    shards = {'model-00001-of-00002.safetensors': ('a', torch.bfloat16), 'model-00002-of-00002.safetensors': ('b', torch.bfloat16),
+              'mtp.safetensors': ('mtp', torch.float32)}
+    for file, (name, dtype) in shards.items():
+        save_file({name: torch.ones(8, 8, dtype=dtype)}, tmp_path / file, {'format': 'pt'})
+    with open(tmp_path / 'model.safetensors.index.json', 'w', encoding='utf-8') as f:
+        json.dump({'metadata': {'total_size': 256}, 'weight_map': {name: file for file, (name, _) in shards.items()}}, f)
+    assert ckptfs.adopt(str(tmp_path), 'run').stderr == ''

@@ -206,6 +206,16 @@ Status CheckCuts(const StepModel& step, const Layout& layout) {
   return {};
 }
 
+Status CheckNotPacked(const StepModel& step) {
+  auto packed = FindPackedTensor(step);
+  // Whatever their scales are called: nobody trains weights of 8 bits.
+  if (!packed) packed = FindByteFloats(step);
+  if (!packed) return {};
+  return Fail(Error{ErrorCode::kUnsupported,
+                    "its elements are packed, and an engine takes them for the weight"}
+                  .OfParameter(*packed));
+}
+
 }  // namespace
 
 const UniversalParameter* UniversalIndex::Find(std::string_view name) const {
@@ -240,11 +250,7 @@ Result<UniversalIndex> BuildUniversalIndex(const ShownState& shown) {
   index.tag = step.id;
   index.model_files = layout.tp * layout.pp;
   CKPT_RETURN_IF_ERROR(CheckComponent(index.tag, "tag"));
-  if (const auto packed = FindPackedTensor(step)) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      "its elements are packed, and an engine takes them for the weight"}
-                    .OfParameter(*packed));
-  }
+  CKPT_RETURN_IF_ERROR(CheckNotPacked(step));
   CKPT_RETURN_IF_ERROR(CheckCuts(step, layout));
   CKPT_RETURN_IF_ERROR(shown.CheckNames());
   Collector states(shown, index);

@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "core/base/descriptor.h"
 #include "core/blob/blob_reader.h"
@@ -39,8 +41,9 @@ class AdoptTest : public testing::Test {
     directory_.Write(step + "/data", std::string(4000, static_cast<char>('a' + number)));
     directory_.Write(step + "/done", "w 1000 data 0\n");
   }
-  // Another training's step of that number.
+  // Another training's step of that number, later by the filesystem's clock, which ticks slowly.
   void WriteAnew(int number) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     const std::string step = "run7/step" + std::to_string(number);
     directory_.Write(step + "/data", std::string(4000, static_cast<char>('A' + number)));
     directory_.Write(step + "/done", "w 1000 data 0\n");
