@@ -60,16 +60,16 @@ OpenRoots OpenRootsOf(const StepCandidate& step) {
 
 // The step on the store's own files.
 Result<OwnedStep> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
-                            const AdoptOptions& options) {
+                            Ownership ownership, bool check) {
   if (!step.root->local()) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(step.Path(), ": the store takes only files of this machine"));
   }
-  if (options.check) {  // before a step that is not one is copied
+  if (check) {  // before a step that is not one is copied
     auto checked = CheckWeightSample(model, *BlobReader::Create(model, {}));
     if (!checked) return Fail(Explained(std::move(checked).error()));
   }
-  return Own(store.directory(), step.Path(), std::move(model), options.ownership);
+  return Own(store.directory(), step.Path(), std::move(model), ownership);
 }
 
 bool HasOptimizer(const StepModel& model) {
@@ -139,9 +139,8 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
   const bool owned = ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
   if (owned) {
-    AdoptOptions own = options;
-    own.ownership = ownership;
-    CKPT_ASSIGN_OR_RETURN(OwnedStep taken, TakeFiles(store, step, std::move(model), own));
+    CKPT_ASSIGN_OR_RETURN(OwnedStep taken,
+                          TakeFiles(store, step, std::move(model), ownership, options.check));
     model = std::move(taken.model);
     hold = std::move(taken.hold);
     CKPT_RETURN_IF_ERROR(store.PutChunkLists(model));

@@ -155,7 +155,7 @@ Status Duplicate(const File& from, const Blob& read, const std::string& to) {
   if (::ioctl(copy.get(), FICLONE, from.descriptor()) != 0) {
     CKPT_RETURN_IF_ERROR(CopyBytes(from, copy.get(), to));
   }
-  // Who wrote meanwhile may have set the time of the last write back.
+  // A writer may have set the time of the last write back.
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, from.Identity());
   CKPT_RETURN_IF_ERROR(CompareStamps(from.name(), read.stamp, identity.stamp));
   CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), to, identity.access, 0));

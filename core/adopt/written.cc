@@ -115,20 +115,18 @@ std::string DescribeAnew(const std::vector<NamedFile>& files, int64_t sealed_ns,
 }
 
 // last: the name of the file that is written last; sealed_ns: when it was.
-std::string WrittenAnew(const StepModel& model, const ToolNames& names, std::string_view last,
+std::string WrittenAnew(std::vector<NamedFile> files, const ToolNames& names, std::string_view last,
                         int64_t sealed_ns) {
-  std::vector<NamedFile> files = TimesOf(model);
   for (NamedFile& one : files) one.file.saved = one.file.saved || names.IsSaved(one.name);
   return DescribeAnew(files, sealed_ns, StrCat(last, ", which its tool writes last"));
 }
 
-std::string WrittenAnew(const StepModel& model, const Root& root, const WrittenAfter& last) {
+std::string WrittenAnew(std::vector<NamedFile> files, const Root& root, const WrittenAfter& last) {
   const auto sealed = root.Stat(last.path);
   if (!sealed) return "";
   const int64_t sealed_ns = sealed->stamp.mtime_ns;
   std::set<std::string> others;
   for (const std::string& file : last.files) others.insert(root.PathOf(file));
-  std::vector<NamedFile> files = TimesOf(model);
   bool older = false;
   for (NamedFile& one : files) {
     one.file.read = one.file.saved = others.contains(one.name);
@@ -146,14 +144,16 @@ std::string WrittenAnew(const IngestedStep& step, const SourceOptions& options,
   const StepCandidate& found = step.candidate;
   if (!found.root->local()) return "";
   const SaveState state = step.source->StateOf(found, options, {});
+  const bool unproven = state.phase == SavePhase::kProvisional && !state.last.empty();
+  if (!unproven && state.after.empty()) return "";
+  const std::vector<NamedFile> files = TimesOf(step.model);
   std::string out;
-  if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
+  if (unproven) {
     const auto sealed = found.root->Stat(state.last);
-    if (sealed)
-      out = WrittenAnew(step.model, names, LastComponent(state.last), sealed->stamp.mtime_ns);
+    if (sealed) out = WrittenAnew(files, names, LastComponent(state.last), sealed->stamp.mtime_ns);
   }
   for (size_t i = 0; i < state.after.size() && out.empty(); ++i)
-    out = WrittenAnew(step.model, *found.root, state.after[i]);
+    out = WrittenAnew(files, *found.root, state.after[i]);
   return out;
 }
 

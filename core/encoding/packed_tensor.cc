@@ -40,34 +40,37 @@ bool HasScales(const StepModel& step, std::string_view name) {
   });
 }
 
+// The first parameter that is as asked.
+std::optional<std::string_view> FindFirst(const StepModel& step, const auto& is_one) {
+  for (size_t i = 0; i < step.parameters.size(); ++i) {
+    if (is_one(i)) return step.parameters[i].name;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<std::string_view> FindPackedTensor(const StepModel& step) {
-  for (size_t i = 0; i < step.parameters.size(); ++i) {
-    const std::string_view name = step.parameters[i].name;
-    if (IsNarrow(step, i) && HasScales(step, name)) return name;
-  }
-  return std::nullopt;
+  return FindFirst(step, [&](size_t i) {
+    return IsNarrow(step, i) && HasScales(step, step.parameters[i].name);
+  });
 }
 
 std::optional<std::string_view> FindNarrowTensor(const StepModel& step) {
-  for (size_t i = 0; i < step.parameters.size(); ++i) {
-    const Parameter& parameter = step.parameters[i];
-    if (parameter.role != Role::kBuffer && IsNarrow(step, i)) return parameter.name;
-  }
-  return std::nullopt;
+  return FindFirst(step, [&](size_t i) {
+    return step.parameters[i].role != Role::kBuffer && IsNarrow(step, i);
+  });
 }
 
 std::optional<std::string_view> FindByteFloats(const StepModel& step) {
-  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
-    const ParameterIndex parameter{i};
+  return FindFirst(step, [&](size_t i) {
+    const ParameterIndex parameter{static_cast<uint32_t>(i)};
     const auto weight = step.FindAtom(parameter, "weight");
-    if (!weight || step.FindAtom(parameter, "master")) continue;
+    if (!weight || step.FindAtom(parameter, "master")) return false;
     const DType dtype = step.atom(*weight).dtype;
     const bool byte = dtype >= DType::kF8E4M3 && dtype <= DType::kF8E8M0;
-    if (byte || (IsFloat(dtype) && BitWidth(dtype) <= 8)) return step.parameters[i].name;
-  }
-  return std::nullopt;
+    return byte || (IsFloat(dtype) && BitWidth(dtype) <= 8);
+  });
 }
 
 }  // namespace ckptfs

@@ -343,7 +343,7 @@ void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) co
 void Follower::Take(FoundStep found, SaveState state, Known& known, Time now, Seen& seen) {
   AdoptOptions options = options_.adopt;
   const bool sealed = state.phase == SavePhase::kSealed;
-  // Who copies a finished run brings its steps in any order, and files in another than its tool.
+  // A copy of a finished run brings its steps in any order, and files in another than its tool.
   options.arrived = known.arrived && sealed;
   options.provisional = !sealed && now - known.since < options_.missing_quiet;
   // A tool may save zeros as holes, and its seal says so; else a copy goes on, or died.

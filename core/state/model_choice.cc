@@ -29,7 +29,7 @@ constexpr auto kAroundWords = std::to_array<std::string_view>(
 // Copies of weights that no optimizer trains, as a part of a word ("model_ema").
 constexpr auto kAverageWords = std::to_array<std::string_view>(
     {"ema", "averaged", "average", "avg", "swa", "teacher", "shadow", "polyak", "slow", "target"});
-// What a training is measured by: its module may have buffers ("dino_loss").
+// The words for the measure of a training: its module may have buffers ("dino_loss").
 constexpr auto kLossWords =
     std::to_array<std::string_view>({"loss", "criterion", "metric", "metrics"});
 constexpr auto kOptimizerParts =

@@ -48,7 +48,7 @@ uint32_t SourceRankOf(const StepModel& step, uint32_t rank, uint32_t ranks);
 Result<NodeId> LocalWeight(const ShownState& shown, const Layout& layout, const RankCoordinate& at,
                            ParameterIndex parameter, ArchiveBuilder& archive);
 
-// What a model states file has beside the model, in the file's order.  `info`: its
+// Sets the entries of a model states file beside the model, in the file's order.  `info`: its
 // universal_checkpoint_info.
 Status SetEngineState(const ShownState& shown, uint32_t source_rank, NodeId info,
                       ArchiveBuilder& archive, DictBuilder& dict);

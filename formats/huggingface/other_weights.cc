@@ -114,10 +114,6 @@ Result<bool> HoldsTheSame(const Root& root, const StepFiles& files,
   return AreEqual(root, mine, theirs);
 }
 
-const std::string& NameOfTaken(const StepFiles& files) {
-  return files.index.empty() ? files.weights.front() : files.index;
-}
-
 // True if both are there, and the first is older than the second, or no newer.
 Result<bool> IsOlder(const Root& root, const StepFiles& files, const std::string& first,
                      const std::string& second, bool or_equal) {
@@ -133,11 +129,11 @@ Result<bool> IsOlder(const Root& root, const StepFiles& files, const std::string
 Result<std::string> NewerWeights(const Root& root, const StepFiles& files,
                                  std::span<const WeightsFile> taken) {
   std::vector<std::string> names = files.others;
-  std::erase(names, NameOfTaken(files));
+  std::erase(names, files.Taken());
   const auto other = ChooseWeights(names);
   if (!other || !*other || (*other)->adapter || !(*other)->variant.empty()) return std::string();
   const std::string& name = (*other)->file;
-  CKPT_ASSIGN_OR_RETURN(const bool newer, IsOlder(root, files, NameOfTaken(files), name, false));
+  CKPT_ASSIGN_OR_RETURN(const bool newer, IsOlder(root, files, files.Taken(), name, false));
   if (!newer) return std::string();
   const auto same = HoldsTheSame(root, files, taken, **other);
   if (!same && IsOfDevice(same.error())) return Fail(Error(same.error()));
@@ -151,7 +147,7 @@ Result<bool> TrainsOther(const Root& root, const StepFiles& files, const std::st
 
 namespace {
 
-// What all tensors of a file have; nothing of one that holds several types, or none.
+// The type of all tensors of a file; nothing of one that holds several types, or none.
 std::optional<DType> OneTypeOf(const WeightsFile& content) {
   std::optional<DType> out;
   for (const StoredWeight& weight : content.weights) {

@@ -20,7 +20,8 @@
 namespace ckptfs::huggingface {
 
 // The file of weights, or the index, of another form that is newer than what is taken and does not
-// hold the same: names, shapes and types are compared, and a sample of the bytes.  "" without one.
+// hold the same: names and shapes are compared, and samples, those of a wider type cast.  More
+// tensors than are taken (tied heads, masks) make no difference.  "" without one.
 // `taken`: contents of files.weights.  BLOCKS: on reading headers and the sample.
 Result<std::string> NewerWeights(const Root& root, const StepFiles& files,
                                  std::span<const WeightsFile> taken);

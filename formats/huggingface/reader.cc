@@ -456,7 +456,7 @@ void Reader::NoteFolders(const ModelFiles& carried) {
 
 // A save of another form leaves the files of the one before, which loaders may take first.
 Status Reader::LeaveOutNewerWeights() {
-  const std::string& taken = files_.index.empty() ? files_.weights.front() : files_.index;
+  const std::string& taken = files_.Taken();
   CKPT_ASSIGN_OR_RETURN(const std::string newer, NewerWeights(*candidate_.root, files_, contents_));
   if (newer.empty()) return {};
   CKPT_ASSIGN_OR_RETURN(const bool trains, TrainsOther(*candidate_.root, files_, newer));

@@ -41,6 +41,9 @@ struct StepFiles {
   std::vector<std::string> others;   // not read: shown as they are
   std::vector<std::string> folders;
   bool adapter = false;  // PEFT's: additions to another model's weights
+
+  // The name that the weights have for a loader.
+  const std::string& Taken() const { return index.empty() ? weights.front() : index; }
 };
 
 // The file of weights or the index that a directory's config.json names (transformers_weights),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
 #include <span>
 #include <string_view>
@@ -65,6 +66,17 @@ Result<Holds> LookInto(const Root& root, const std::string& path) {
   return state.Modules().empty() ? Holds::kNothing : Holds::kModel;
 }
 
+// Looks into the first of the files, and passes over those that cannot be read.
+Status LookIntoAll(const Root& root, const std::string& prefix, std::span<const std::string> names,
+                   const std::function<void(const std::string& name, Holds)>& tell) {
+  for (const std::string& name : names.first(std::min(names.size(), kMostFiles))) {
+    const auto holds = LookInto(root, prefix + name);
+    if (!holds && IsOfDevice(holds.error())) return Fail(Error(holds.error()));
+    if (holds) tell(name, *holds);
+  }
+  return {};
+}
+
 // Folders that are not another step, another model or an engine's.
 Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& prefix,
                                          const std::string& folder) {
@@ -79,48 +91,44 @@ Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& pr
 }  // namespace
 
 Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& header) {
-  const std::string& model = files.index.empty() ? files.weights.front() : files.index;
   std::vector<std::string> names = files.others;
   for (const std::string& folder : files.folders) {
     auto found = FilesIn(root, files.prefix, folder);
     if (!found && IsOfDevice(found.error())) return Fail(std::move(found).error());
     if (found) std::ranges::move(*found, std::back_inserter(names));
   }
-  size_t looked = 0;
-  for (const std::string& name : names) {
-    const bool saved = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
-    if (!saved || IsKnown(name) || ++looked > kMostFiles) continue;
-    const auto holds = LookInto(root, files.prefix + name);
-    if (!holds && IsOfDevice(holds.error())) return Fail(Error(holds.error()));
-    if (!holds) continue;
-    if (*holds == Holds::kOptimizer) {
+  const auto tell = [&](const std::string& name, Holds holds) {
+    if (holds == Holds::kOptimizer) {
       LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
                         "beside weights only optimizer.pt and optimizer.bin are read",
                         name.ends_with(kSafetensors)
                             ? ""
                             : "if it is of these weights, give it the name optimizer.pt"});
-    } else if (*holds == Holds::kModel && name.find('/') == std::string::npos) {
-      LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
-                        StrCat("the step's model is ", model, ", and loaders do not read both"),
-                        "adopt that file by itself"});
+    } else if (holds == Holds::kModel && name.find('/') == std::string::npos) {
+      LeaveOut(header,
+               {LeftOutPart::kModel, StrCat("'", name, "'"),
+                StrCat("the step's model is ", files.Taken(), ", and loaders do not read both"),
+                "adopt that file by itself"});
     }
-  }
-  return {};
+  };
+  std::erase_if(names, [](const std::string& name) {
+    return (!EndsAs(name, kTorch) && !name.ends_with(kSafetensors)) || IsKnown(name);
+  });
+  return LookIntoAll(root, files.prefix, names, tell);
 }
 
 Status LeaveOutOptimizers(const Root& root, const std::string& directory,
                           std::span<const std::string> names, std::string_view why,
                           StepModel& header) {
-  size_t looked = 0;
-  for (const std::string& name : names) {
-    if (!EndsAs(name, kTorch) || ++looked > kMostFiles) continue;
-    const auto holds = LookInto(root, JoinPath(directory, name));
-    if (!holds && IsOfDevice(holds.error())) return Fail(Error(holds.error()));
-    if (!holds || *holds != Holds::kOptimizer) continue;
-    LeaveOut(header,
-             {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name), std::string(why), ""});
-  }
-  return {};
+  std::vector<std::string> saved;
+  std::ranges::copy_if(names, std::back_inserter(saved),
+                       [](const std::string& name) { return EndsAs(name, kTorch); });
+  return LookIntoAll(root, directory.empty() ? "" : directory + "/", saved,
+                     [&](const std::string& name, Holds holds) {
+                       if (holds != Holds::kOptimizer) return;
+                       LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
+                                         std::string(why), ""});
+                     });
 }
 
 Status LeaveOutAdapters(const StepFiles& files, const Root& root, StepModel& header) {

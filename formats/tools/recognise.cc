@@ -153,9 +153,11 @@ Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::s
     }
     if (entries && said.empty()) {
       step = StepNumber(LastComponent(root.PathOf(path)));
-      if (step) said = MissingOfBegun(*entries);
+    }
+    if (step) {
+      said = MissingOfBegun(*entries);
       CKPT_ASSIGN_OR_RETURN(const std::string other, OtherWeights(root, path, *entries));
-      if (step && !other.empty()) {
+      if (!other.empty()) {
         step.reset();  // nothing of it is waited for
         said = StrCat("its weights are ", other,
                       ", which no step of this tool is read by: adopt that file, or its folder");

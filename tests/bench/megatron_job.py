@@ -39,7 +39,7 @@ def save(step, tp, pp):
 
 
 def tensors_of(job):
-    """What this rank has in memory: weights, masters and moments."""
+    """Returns what this rank has in memory: weights, masters and moments."""
     weights = [p.detach() for net in job.nets for p in net.module.parameters()]
     states = [t for one in getattr(job.optimizer, 'chained_optimizers', [job.optimizer])
               for kinds in one.optimizer.state.values() for t in kinds.values() if isinstance(t, torch.Tensor)]

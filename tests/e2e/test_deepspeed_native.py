@@ -258,7 +258,7 @@ def test_it_is_adopted_again(shown, ckptfs, variant, layout):
 @pytest.mark.parametrize('stage,dp,optimizer,zero', [
     (2, 2, 'nadam', {}), (1, 3, 'amsgrad', {'round_robin_gradients': True}), (3, 3, 'rmsprop', {})])
 def test_other_optimizers_and_odd_groups(ckptfs, tmp_path, stage, dp, optimizer, zero):
-    """What an engine saves after it loaded the view is what the source's saved, and it goes on alike."""
+    """An engine that loaded the view saves what the source's saved, and goes on alike."""
     def run(ranks, stage, view, name):
         save, log = str(tmp_path / name), str(tmp_path / f'{name}.log')
         assert launch.launch(odd_engines.job, ranks, (stage, optimizer, zero, view, save), log), launch.errors_of(log, ranks)

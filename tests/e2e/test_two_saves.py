@@ -38,7 +38,7 @@ def killed(module, name, at, save):
 
 
 def copies(folder, kept):
-    """What programs that copy make of a folder: with its times, and without them in two orders."""
+    """Returns what programs that copy make of a folder: with its times, and without them in two orders."""
     shutil.copytree(folder, kept / 'times')
     for order in (False, True):
         target = kept / f'sorted-{order}' / os.path.basename(folder)

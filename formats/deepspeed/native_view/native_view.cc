@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kTop = "deepspeed_native";
 constexpr std::string_view kLatest = "latest";
-// Of a parameter in a flat group: its local tensor has a piece or some.
+// Memory of a parameter in a flat group, whose local tensor has a piece or some.
 constexpr uint64_t kMemberBytes = sizeof(FlatMember) + 256;
 
 struct RankFile {
@@ -188,7 +188,7 @@ Result<std::shared_ptr<const View>> NativeFormat::Open(
                                                 "' cannot be the name of a directory beside "
                                                 "'latest'"));
   }
-  // What no rank can have is a refusal here, and not in a file.
+  // A state that no rank can have is refused here, and not in a file.
   const RankCoordinate first;
   CKPT_ASSIGN_OR_RETURN(const auto groups, FlatGroupsOf(*shown, engine, first));
   CKPT_RETURN_IF_ERROR(ModelStatesOf(*shown, engine, groups, first));

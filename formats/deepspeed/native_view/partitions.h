@@ -44,7 +44,7 @@ struct FlatSpan {
   uint64_t end = 0;
 };
 
-// What one data-parallel rank has of a group.
+// The part of a group that one data-parallel rank has.
 struct Partition {
   std::vector<FlatSpan> spans;
   uint64_t padding = 0;   // zeros behind them

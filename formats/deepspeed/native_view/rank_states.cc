@@ -53,7 +53,7 @@ class ModelWriter {
  private:
   PickleBuilder& pickle() { return archive_.pickle(); }
 
-  // What stands in module for a parameter of which every rank has a slice.
+  // The entry in module of a parameter of which every rank has a slice.
   Result<NodeId> Placeholder(DType dtype) {
     const auto known = placeholders_.find(dtype);
     if (known != placeholders_.end()) return known->second;
@@ -299,7 +299,7 @@ class OptimizerWriter {
     return std::optional(weight.atom);
   }
 
-  // That of all members; fp32 where they differ.
+  // The type of all members; fp32 where they differ.
   Result<DType> DTypeOf(const FlatGroup& group, std::string_view kind) const {
     std::optional<DType> one;
     for (const FlatMember& member : group.members) {

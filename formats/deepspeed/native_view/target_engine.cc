@@ -79,7 +79,7 @@ Status CheckSource(const StepModel& step) {
   return {};
 }
 
-// What each tensor-parallel rank's engine holds.
+// Checks the part that each tensor-parallel rank's engine holds.
 Status CheckCuts(const ShownState& shown) {
   const StepModel& step = shown.step();
   const Layout& layout = shown.layout();
@@ -197,7 +197,7 @@ Result<EngineSettings> SettingsOf(const StepModel& step) {
   return *settings;
 }
 
-// Who deals out the parameters of each group.
+// The engines that deal out the parameters of each group.
 struct Dealing {
   bool source = false;
   bool target = false;
