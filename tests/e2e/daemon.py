@@ -6,6 +6,7 @@ The program comes from $CKPTFS_BIN, the checkpoints from $CKPTFS_FIXTURES.
 A program built with sanitizers writes its reports into files here, since a
 daemon has no stderr; fail_on_reports() makes each of them a failure.
 """
+import atexit
 import json
 import os
 import shutil
@@ -81,6 +82,7 @@ class Ckptfs:
         self.folder = folder
         self.mounts = []
         self.processes = []
+        atexit.register(self.end)  # where a fixture fails before it yields, nobody closes
 
     def run(self, *words, check=True, timeout=TIMEOUT, env=None):
         """Run `ckptfs WORDS`; returns the finished process, text output."""
@@ -163,6 +165,12 @@ class Ckptfs:
 
     def close(self):
         """End what the test has left running, and see how it ended."""
+        self.end()
+        wait_until(lambda: not self.running(), 'the end of the daemons')
+        fail_on_reports()
+
+    def end(self):
+        """End what the test has left running."""
         for path in self.mounts:
             if is_mounted(path):
                 subprocess.run(['fusermount3', '-uz', path], check=False)
@@ -173,8 +181,6 @@ class Ckptfs:
                     process.wait(10)
                 except subprocess.TimeoutExpired:
                     process.kill()
-        wait_until(lambda: not self.running(), 'the end of the daemons')
-        fail_on_reports()
 
 
 def run_ranks(commands, log, seconds, start=subprocess.Popen, **options):

@@ -4,6 +4,7 @@
 
 OUT/ckpt is the directory with CONFIG beside it, OUT/truth.pt what torch gathered from the live job: {kind: {name: tensor}}.
 """
+import gc
 import os
 import shutil
 import sys
@@ -56,6 +57,7 @@ def rank_main(rank, config, out, rendezvous):
 
 def main():
     """Forks the ranks: imports are paid once."""
+    gc.freeze()  # or each rank would walk, and so copy, what was imported
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(rank_main, (sys.argv[1], sys.argv[2], folder + '/rendezvous'), nprocs=WORLD, start_method='fork')
 

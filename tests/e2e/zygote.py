@@ -13,6 +13,7 @@ any interpreter does.
 Usage, by itself alone: zygote.py FD MODULE...
 """
 import array
+import gc
 import importlib
 import json
 import os
@@ -165,6 +166,7 @@ def main():
     server = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # or each program would walk, and so copy, what was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a child
     while (asked := receive(server)) is not None:
         request, given = asked

@@ -16,6 +16,7 @@ in one process and on two ranks, and every leaf is compared with the live job's.
 The exit code is 1 if a cell is WRONG.
 """
 import argparse
+import gc
 import json
 import os
 import pickle
@@ -179,6 +180,7 @@ def gang(count, body, jobs, meeting, seconds=60):
     """The results of the first jobs: until several ranks have failed, who may be out of step then, or wait for each
     other."""
     context = multiprocessing.get_context('fork')
+    gc.freeze()  # or each rank would walk, and so copy, what was imported
     out, results = context.SimpleQueue(), []
     processes = [context.Process(target=rank_main, args=(rank, count, body, jobs, meeting, out)) for rank in range(count)]
     for process in processes:
