@@ -2,6 +2,9 @@
 
 #include "formats/dcp/document_entries.h"
 
+#include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -15,6 +18,23 @@ using Kind = PickleNode::Kind;
 // Nested deeper than this is one value.
 constexpr size_t kDeepest = 64;
 
+// The text that the planner makes of a key; nothing where it is not known.
+std::optional<std::string> StepName(PickleRef key) {
+  if (const auto text = key.String()) return std::string(*text);
+  if (key.IsNone()) return "None";
+  if (const auto flag = key.Bool()) return *flag ? "True" : "False";
+  if (key.node().kind == Kind::kInt) return std::to_string(*key.Int());
+  return std::nullopt;
+}
+
+// A dict whose items are entries of their own.
+bool IsTraversedDict(PickleRef value) {
+  if (!value.IsDict()) return false;
+  const auto items = value.Items();
+  return std::ranges::all_of(items,
+                             [](const auto& item) { return StepName(item.first).has_value(); });
+}
+
 // A list whose items are entries of their own.
 bool IsTraversed(PickleRef list, size_t depth) {
   if (list.node().kind != Kind::kList || depth == 0) return false;
@@ -27,11 +47,9 @@ bool IsTraversed(PickleRef list, size_t depth) {
 
 Status Walk(PickleRef value, std::vector<PathStep>& path, const Leaf& leaf) {
   const bool deep = path.size() < kDeepest;
-  if (deep && value.IsDict()) {
+  if (deep && IsTraversedDict(value)) {
     for (const auto& [key, item] : value.Items()) {
-      const bool number = key.node().kind == Kind::kInt;
-      if (!number && !key.String()) continue;  // str() of other keys is not known
-      path.push_back({number ? std::to_string(*key.Int()) : std::string(*key.String()), {}});
+      path.push_back({*StepName(key), {}});
       CKPT_RETURN_IF_ERROR(Walk(item, path, leaf));
       path.pop_back();
     }

@@ -420,7 +420,11 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, Bl
     if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is not text");
     CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file));
     if (scalar) {
-      out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
+      NamedScalar& added =
+          out.scalars.emplace_back(NamedScalar{std::string(*name), *std::move(scalar)});
+      if (value.Tensor() != nullptr && IsWholeKind(*name)) {
+        CKPT_ASSIGN_OR_RETURN(added.tensor, FileTensorOf(value, file, blob, *name));
+      }
       continue;
     }
     // A subclass says with its class that it is something else (torchao's low-bit moments).

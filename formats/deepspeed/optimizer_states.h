@@ -32,6 +32,8 @@ inline constexpr std::string_view kMomentum = "momentum_buffer";
 struct NamedScalar {
   std::string name;
   ScalarValue value;
+  // A state of a kind that has its parameter's shape (IsWholeKind): the state of a 0-d parameter.
+  std::optional<FileTensor> tensor = {};
 };
 
 // A state of a partition that is not taken, and the reason.

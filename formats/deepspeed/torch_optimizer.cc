@@ -124,6 +124,10 @@ void AddTo(const PartitionStates& states, const StateDict::State& like, Holder h
   for (const NamedScalar& entry : states.scalars) {
     StateDict::State& added = add(entry.name);
     added.shape = entry.value.shape;
+    if (entry.tensor) {
+      added.dtype = entry.tensor->dtype();
+      added.place = PlaceTensor(*entry.tensor, holder);
+    }
     added.scalar = [&value = entry.value] { return std::optional(value); };
   }
   for (const std::string& kind : states.opaque) {

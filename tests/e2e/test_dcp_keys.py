@@ -275,6 +275,21 @@ def test_dicts_among_hyper_parameters_are_dicts_again(ckptfs, tmp_path):
     assert not [name for name in group if '.' in name]
 
 
+def test_a_dict_with_keys_that_are_no_text_is_kept(ckptfs, tmp_path):
+    """The planner writes a truth value or None as text; a dict with another key stays one value."""
+    net = torch.nn.Linear(3, 2)
+    opt = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    opt.step()
+    opt.param_groups[0].update(mix={('web', 1): 0.5, 'code': 2}, flags={None: 1, True: 2, 'n': 3, 4: 5})
+    torch.save({'model': net.state_dict(), 'optimizer': opt.state_dict()}, tmp_path / 'ckpt_5.pt')
+    ckptfs.adopt(str(tmp_path / 'ckpt_5.pt'), 'run')
+    dcp_to_torch_save(os.path.join(step_of(ckptfs.mount(), 'run'), 'view/tp1/dcp'), str(tmp_path / 'whole.pt'))
+    group = torch.load(tmp_path / 'whole.pt', weights_only=False)['optim']['param_groups'][0]
+    assert group['mix'] == {('web', 1): 0.5, 'code': 2}
+    assert group['flags'] == {'None': 1, 'True': 2, 'n': 3, '4': 5}
+
+
 def test_what_stands_in_one_dict_with_an_odd_hyper_parameter_stays_with_it(ckptfs, tmp_path):
     state = {'model': MODEL, 'optim': optimizer()}
     state['optim']['param_groups'][0]['cfg'] = {'odd': torch.ones(2), 'even': 7}

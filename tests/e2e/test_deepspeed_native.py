@@ -255,21 +255,33 @@ def test_it_is_adopted_again(shown, ckptfs, variant, layout):
             assert torch.equal(bits(value), bits(first[key])), key
 
 
-@pytest.mark.parametrize('stage,dp,optimizer,zero', [
-    (2, 2, 'nadam', {}), (1, 3, 'amsgrad', {'round_robin_gradients': True}), (3, 3, 'rmsprop', {})])
-def test_other_optimizers_and_odd_groups(ckptfs, tmp_path, stage, dp, optimizer, zero):
+@pytest.mark.parametrize('stage,dp,optimizer,zero,empty', [
+    (2, 2, 'nadam', {}, False), (1, 3, 'amsgrad', {'round_robin_gradients': True}, False), (3, 3, 'rmsprop', {}, False),
+    (0, 1, 'amsgrad', {}, False), (0, 1, 'rmsprop', {}, True), (2, 3, 'nadam', {}, True)])
+def test_other_optimizers_and_odd_groups(ckptfs, tmp_path, stage, dp, optimizer, zero, empty):
     """An engine that loaded the view saves what the source's saved, and goes on alike."""
     def run(ranks, stage, view, name):
         save, log = str(tmp_path / name), str(tmp_path / f'{name}.log')
-        assert launch.launch(odd_engines.job, ranks, (stage, optimizer, zero, view, save), log), launch.errors_of(log, ranks)
+        assert launch.launch(odd_engines.job, ranks, (stage, optimizer, zero, view, save, empty), log), launch.errors_of(log, ranks)
         return odd_engines.whole(save)
     want, groups, losses = run(dp, stage, None, 'source')
     ckptfs.adopt(tmp_path / 'source', 'odd', extra=('--replicated', '.*'))
     step = step_of(ckptfs.mount(), 'odd', 'global_step4')
-    for to, ranks in ((1, 4), (2, 5), (3, 4)):
+    for to, ranks in ((1, 4), (2, 5), (3, 4))[:2 if empty else 3]:
         layout = f'dp{ranks}_zero{to}'
         got = run(ranks, to, os.path.join(step, 'view', layout, 'deepspeed_native'), layout)
         # The loss behind a step is not compared: engines of 0.19.7 wait for one gather of several.
         assert set(got[0]) == set(want) and got[1] == groups and got[2][:1] == losses[:1], layout
         for key, value in got[0].items():
             assert torch.equal(value.float(), want[key].float()), (layout, key)
+
+
+def test_a_parameter_that_nothing_saved_is_named(ckptfs, tmp_path):
+    """At ZeRO 3 the module has an empty tensor for each parameter, also for one that no group has."""
+    shutil.copytree(checkpoint('zero3'), tmp_path / 'ckpt')
+    for file in glob.glob(str(tmp_path / 'ckpt' / TAG / '*model_states.pt')):
+        state = torch.load(file, weights_only=False)
+        state['module']['late.weight'] = torch.empty(0)
+        torch.save(state, file)
+    said = ckptfs.adopt(tmp_path / 'ckpt', 'run', extra=TALLY).stderr
+    assert "left out: parameter 'late.weight': it is in no group of the optimizer" in said, said

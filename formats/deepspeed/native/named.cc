@@ -39,6 +39,7 @@ struct Draft {
   Named out;
   StateDictNames spellings;
   std::vector<ParameterIndex> order;  // the model's, with repetitions
+  std::set<std::string> unsaved;      // stage 3 has the slices of a parameter nowhere
 };
 
 Result<ParameterIndex> AddParameter(const std::string& name, Role role, uint32_t stage, uint32_t tp,
@@ -157,7 +158,11 @@ Status NameModule(uint32_t mp, Draft& draft) {
     if (draft.out.aliases.contains(name)) continue;
     const auto known = draft.out.Find(name);
     if (IsPlaceholder(entry.tensor) && parsed.stage == 3 && !buffers.contains(name)) {
-      if (known) draft.order.push_back(*known);
+      if (known) {
+        draft.order.push_back(*known);
+      } else {
+        draft.unsaved.insert(name);
+      }
       continue;
     }
     if (entry.tensor.elements() > 0) {
@@ -286,7 +291,8 @@ Status NameExpertFiles(Draft& draft) {
   return {};
 }
 
-// Entries of modules that are not tensors at all; no view has a place for them.
+// Entries of modules that are not tensors at all, and parameters without values; no view has a
+// place for them.
 void NoteLeftOut(Draft& draft) {
   const Parsed& parsed = draft.parsed;
   std::set<std::string> names;
@@ -300,6 +306,13 @@ void NoteLeftOut(Draft& draft) {
     names.insert(dict.left_out.begin(), dict.left_out.end());
   }
   if (!names.empty()) draft.out.left_out.push_back(LeftOutEntries(names));
+  if (draft.unsaved.empty()) return;
+  draft.out.left_out.push_back(
+      {LeftOutPart::kModel, StrCat("parameter '", *draft.unsaved.begin(), "'"),
+       "it is in no group of the optimizer and not frozen, and DeepSpeed saves no values of such "
+       "a parameter at ZeRO 3",
+       "a strict load fails without it: load with strict=False (load_module_strict=False)",
+       draft.unsaved.size() - 1});
 }
 
 // From the order in which parameters were met to the model's, which modules and
@@ -370,7 +383,7 @@ std::set<std::string> BufferNames(const ModelStates& model) {
 }
 
 Result<Named> Name(const TagFiles& files, const Parsed& parsed) {
-  Draft draft{files, parsed, {}, {}, {}};
+  Draft draft{files, parsed, {}, {}, {}, {}};
   CKPT_RETURN_IF_ERROR(NameTrainable(draft));
   CKPT_RETURN_IF_ERROR(NameFrozen(draft));
   for (uint32_t mp = 0; mp < parsed.model_ranks(); ++mp) {

@@ -264,7 +264,6 @@ void AddKind(const std::shared_ptr<const FlatGroup>& group, const std::string& k
              Placing& placing) {
   const DType dtype = FindFlat(*group->ranks.front().states, kind)->dtype();
   for (uint32_t i = 0; i < group->members.size(); ++i) {
-    if (group->members[i] == 0) continue;
     const ParameterIndex parameter = group->named.parameters[i];
     StateDict::State& added = placing.Add(group->named, parameter, kind);
     added.dtype = dtype;
