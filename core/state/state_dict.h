@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -53,6 +54,10 @@ struct ScalarValue {
   bool python_number = false;
   bool operator==(const ScalarValue&) const = default;
 };
+
+// Hyper-parameters that are numbers here, and tensors of one element in the source
+// (lr=torch.tensor(..)), by their keys.
+using NumbersOfTensors = std::map<std::string, std::pair<DType, Shape>>;
 
 // Gives an atom the local tensors and fragments that hold its elements.
 using PlaceParts = std::function<Status(Assembler&, AtomParts&)>;
@@ -113,6 +118,7 @@ struct StateDict {
     std::string hyper_parameters;  // "": it tells the order of its members alone
     std::vector<Member> members;
     std::optional<size_t> number = {};  // as the optimizers of all ranks count their groups
+    NumbersOfTensors tensors = {};      // of a group without `number`
   };
 
   struct Optimizer {

@@ -3,11 +3,10 @@
 #include "formats/dcp/document_entries.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/torch/python_text.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::dcp {
@@ -18,21 +17,14 @@ using Kind = PickleNode::Kind;
 // Nested deeper than this is one value.
 constexpr size_t kDeepest = 64;
 
-// The text that the planner makes of a key; nothing where it is not known.
-std::optional<std::string> StepName(PickleRef key) {
-  if (const auto text = key.String()) return std::string(*text);
-  if (key.IsNone()) return "None";
-  if (const auto flag = key.Bool()) return *flag ? "True" : "False";
-  if (key.node().kind == Kind::kInt) return std::to_string(*key.Int());
-  return std::nullopt;
-}
-
-// A dict whose items are entries of their own.
+// A dict whose items are entries of their own.  One of plain values with a key whose text is not
+// known stays whole; one that runs code loses what has such a key.
 bool IsTraversedDict(PickleRef value) {
   if (!value.IsDict()) return false;
   const auto items = value.Items();
-  return std::ranges::all_of(items,
-                             [](const auto& item) { return StepName(item.first).has_value(); });
+  const bool known = std::ranges::all_of(
+      items, [](const auto& item) { return PythonText(item.first).has_value(); });
+  return known || !RunsNoCode(value);
 }
 
 // A list whose items are entries of their own.
@@ -49,7 +41,9 @@ Status Walk(PickleRef value, std::vector<PathStep>& path, const Leaf& leaf) {
   const bool deep = path.size() < kDeepest;
   if (deep && IsTraversedDict(value)) {
     for (const auto& [key, item] : value.Items()) {
-      path.push_back({*StepName(key), {}});
+      auto name = PythonText(key);
+      if (!name) continue;
+      path.push_back({*std::move(name), {}});
       CKPT_RETURN_IF_ERROR(Walk(item, path, leaf));
       path.pop_back();
     }

@@ -66,6 +66,9 @@ Status ReadSettings(PickleRef group, const TorchFile* file, CopyBudget& budget, 
       out.tensors.push_back(KeyText(key));
       continue;
     }
+    if (const TensorNode* tensor = value.Tensor()) {
+      out.numbers.emplace(KeyText(key), std::pair(tensor->dtype, tensor->shape));
+    }
     items.emplace_back(name, *copy);
   }
   const NodeId root = builder.Dict(items);

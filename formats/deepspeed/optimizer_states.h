@@ -70,6 +70,7 @@ struct HyperGroup {
   std::string hyper_parameters;
   std::vector<std::string> objects;  // its keys whose values take code to load
   std::vector<std::string> tensors;  // keys that it lacks: their values hold other tensors
+  NumbersOfTensors numbers;          // its keys whose values are tensors of one element
   std::string name;                  // "" unless the group has one
   bool experts = false;              // DeepSpeed's `moe`
   std::vector<int64_t> members;      // "params": indexes of states

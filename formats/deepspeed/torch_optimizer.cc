@@ -76,7 +76,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   TorchOptimizer out;
   const PickleRef groups = dict["param_groups"];
   CopyBudget budget(file.tree());
-  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, nullptr, budget));
+  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, &file, budget));
   CKPT_RETURN_IF_ERROR(ReadNames(groups, budget, out));
   const std::map<std::string, int64_t> numbers = NumberNames(groups, out);
   LeaveOutUnknown(dict, out);
@@ -138,6 +138,7 @@ void AddTo(const PartitionStates& states, const StateDict::State& like, Holder h
 void AddTo(const TorchOptimizer& torch, size_t optimizer, StateDict& dict) {
   for (size_t g = 0; g < torch.groups.size(); ++g) {
     StateDict::Group group{optimizer, torch.groups[g].hyper_parameters, {}};
+    group.tensors = torch.groups[g].numbers;
     for (size_t i = 0; i < torch.groups[g].members.size(); ++i) {
       const int64_t number = torch.groups[g].members[i];
       group.members.push_back({i < torch.names[g].size() ? torch.names[g][i] : "", number});

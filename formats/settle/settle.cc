@@ -288,6 +288,21 @@ class Settler {
     return {};
   }
 
+  // dcp/ shows the tensors again among the hyper-parameters of the group that is added next.
+  void KeepTensors(const StateDict::Group& group, const std::string& label) {
+    if (group.tensors.empty()) return;
+    if (!header_.facts.keys) header_.facts.keys.emplace();
+    KeyShape& keys = *header_.facts.keys;
+    const std::string& optimizer = keys.OptimizerKey(label);
+    const auto number = static_cast<uint32_t>(std::ranges::count_if(
+        header_.groups,
+        [&](const Group& one) { return keys.OptimizerKey(one.optimizer) == optimizer; }));
+    for (const auto& [key, tensor] : group.tensors) {
+      const auto path = Below(optimizer, {{"param_groups", {}}, {"", number}, {key, {}}});
+      keys.tensors.emplace(KeyOf(path), tensor);
+    }
+  }
+
   Status AddGroups() {
     std::map<std::string_view, UnitedGroups> united;  // by the optimizers' label
     for (size_t g = 0; g < dict_.groups.size(); ++g) {
@@ -300,6 +315,7 @@ class Settler {
         added.parameters.push_back(ParameterIndex{static_cast<uint32_t>(i)});
       }
       if (alone) {
+        KeepTensors(group, label);
         assembler_.AddGroup(std::move(added));
         continue;
       }

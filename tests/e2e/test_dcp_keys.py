@@ -276,18 +276,39 @@ def test_dicts_among_hyper_parameters_are_dicts_again(ckptfs, tmp_path):
 
 
 def test_a_dict_with_keys_that_are_no_text_is_kept(ckptfs, tmp_path):
-    """The planner writes a truth value or None as text; a dict with another key stays one value."""
+    """The planner makes texts of them; a dict with a key whose text is not known stays one value."""
     net = torch.nn.Linear(3, 2)
     opt = torch.optim.Adam(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
     opt.step()
-    opt.param_groups[0].update(mix={('web', 1): 0.5, 'code': 2}, flags={None: 1, True: 2, 'n': 3, 4: 5})
+    odd = {('web', (1,)): 0.5, 'code': 2, None: 1, True: 2, 4: 5, 2.5: 'x', 1e-5: 'y', (): 'z'}
+    opt.param_groups[0].update(mix=odd, flags={b'raw': 1, 'n': 3}, quoted={("it's",): 1})
     torch.save({'model': net.state_dict(), 'optimizer': opt.state_dict()}, tmp_path / 'ckpt_5.pt')
     ckptfs.adopt(str(tmp_path / 'ckpt_5.pt'), 'run')
     dcp_to_torch_save(os.path.join(step_of(ckptfs.mount(), 'run'), 'view/tp1/dcp'), str(tmp_path / 'whole.pt'))
     group = torch.load(tmp_path / 'whole.pt', weights_only=False)['optim']['param_groups'][0]
-    assert group['mix'] == {('web', 1): 0.5, 'code': 2}
-    assert group['flags'] == {'None': 1, 'True': 2, 'n': 3, '4': 5}
+    assert group['mix'] == {str(key): value for key, value in odd.items()}
+    assert group['flags'] == {b'raw': 1, 'n': 3} and group['quoted'] == {("it's",): 1}
+
+
+@pytest.mark.parametrize('lr', [torch.tensor(0.1), torch.tensor(0.25, dtype=torch.float64), torch.tensor([3])], ids=str)
+def test_a_rate_that_is_a_tensor_of_a_torch_file(ckptfs, tmp_path, lr):
+    """As of optimizers in graphs: dcp/ has the tensor, an engine the number."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
+    opt = torch.optim.Adam([{'params': net[0].parameters()}, {'params': net[1].parameters(), 'lr': 0.5}])
+    net(torch.ones(1, 3)).sum().backward()
+    opt.step()
+    opt.param_groups[0]['lr'] = lr
+    torch.save({'model': net.state_dict(), 'optimizer': opt.state_dict()}, tmp_path / 'ckpt_5.pt')
+    done = ckptfs.adopt(str(tmp_path / 'ckpt_5.pt'), 'run')
+    assert 'left out' not in done.stderr, done.stderr
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view')
+    into = {'optim': {'param_groups': [{'lr': torch.zeros_like(lr)}, {'lr': None}]}}
+    dcp.load(into, checkpoint_id=f'{view}/dp2/dcp', no_dist=True)
+    groups = into['optim']['param_groups']
+    assert torch.equal(groups[0]['lr'], lr) and groups[0]['lr'].dtype == lr.dtype and groups[1]['lr'] == 0.5
+    file, = glob.glob(f'{view}/dp2_zero1/deepspeed/*/zero/optimizer_state.pt')
+    assert [group['lr'] for group in torch.load(file, weights_only=False)['param_groups'][:2]] == [lr.item(), 0.5]
 
 
 def test_what_stands_in_one_dict_with_an_odd_hyper_parameter_stays_with_it(ckptfs, tmp_path):
