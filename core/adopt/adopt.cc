@@ -158,6 +158,7 @@ Result<Adopted> Publish(Store& store, IngestedStep read, const AdoptOptions& opt
   wanted.how.join = !options.run.empty();
   wanted.named = named;
   wanted.arrived = options.arrived;
+  wanted.version = step.version;
   wanted.oldest_ns = oldest_ns;
   wanted.pack = options.pack;
   wanted.check = options.check && !owned;

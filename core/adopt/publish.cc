@@ -94,6 +94,7 @@ Result<LifeChoice> ChooseLife(Store& store, const StepModel& model, const Publis
   save.record.root = request.root;
   save.named = request.named;
   save.arrived = request.arrived;
+  save.version = request.version;
   save.oldest_ns = request.oldest_ns;
   return LifeOf(*steps, save,
                 [&](const StepRecord& step) { return LookAt(store, step, model, request.source); });

@@ -29,6 +29,7 @@ struct PublishRequest {
   PublishHow how;        // but for `life`, which follows from the run's steps and from these:
   std::optional<NewSave::Named> named;  // NewSave
   bool arrived = false;
+  uint32_t version = 0;
   int64_t oldest_ns = 0;
   bool pack = true;
   bool check = true;  // a sample of the weights (weight_check.h) of a new step

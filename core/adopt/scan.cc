@@ -225,14 +225,15 @@ Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) 
   for (const FoundStep& step : scan.steps)
     known.insert({step.candidate.Own(), step.candidate.directory});
   // Everything in a place that is one step belongs to it: lingua's consolidated/, a Llama's
-  // original/.
-  const bool step_itself =
-      scan.steps.size() == 1 && scan.steps[0].candidate.Own() == place.directory;
+  // original/.  If it has others, too, its files do: Flax weights beside a hub's.
+  const bool step_itself = std::ranges::any_of(
+      scan.steps, [&](const FoundStep& step) { return step.candidate.Own() == place.directory; });
+  const bool alone = step_itself && scan.steps.size() == 1;
   const auto look = [&](const std::string& path) -> Status {
     if (known.contains(path)) return {};
     CKPT_ASSIGN_OR_RETURN(const auto what, hints.recognise(*place.root, path));
     const std::string name = LastComponent(place.root->PathOf(path));
-    if (what && !what->step && !step_itself) alike[what->what].push_back(path);
+    if (what && !what->step && !alone) alike[what->what].push_back(path);
     if (what && what->step && IsNamedLike(name, scan.steps)) {
       scan.begun.push_back({path, name, *what->step, what->what});
     }
@@ -243,6 +244,7 @@ Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) 
   size_t looked = 0;
   for (const RootEntry& entry : alike.empty() && entries ? *entries : std::vector<RootEntry>()) {
     if (entry.kind == EntryKind::kOther) continue;
+    if (step_itself && entry.kind == EntryKind::kFile) continue;
     if (++looked > kMaxUnread) break;
     CKPT_RETURN_IF_ERROR(look(JoinPath(place.directory, entry.name)));
   }
@@ -410,8 +412,8 @@ std::vector<IngestedStep> InOrderOfSaves(std::vector<IngestedStep> steps) {
   std::vector<FoundSave> saves;
   for (size_t i = 0; i < steps.size(); ++i) {
     const StepCandidate& step = steps[i].candidate;
-    saves.push_back(
-        {directories[i], steps[i].model.iteration, step.mtime_ns, step.converted, step.latest});
+    saves.push_back({directories[i], steps[i].model.iteration, step.mtime_ns, step.converted,
+                     step.latest, step.version});
   }
   return InOrder(std::move(steps), OrderOfSaves(saves));
 }

@@ -145,7 +145,8 @@ Result<ScanResult> Follower::Find() {
   std::vector<FoundSave> saves;
   for (size_t i = 0; i < found.steps.size(); ++i) {
     const StepCandidate& step = found.steps[i].candidate;
-    saves.push_back({directories[i], step.iteration, step.mtime_ns, step.converted, step.latest});
+    saves.push_back(
+        {directories[i], step.iteration, step.mtime_ns, step.converted, step.latest, step.version});
   }
   found.steps = InOrder(std::move(found.steps), OrderOfSaves(saves));
   return found;

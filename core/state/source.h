@@ -55,6 +55,8 @@ struct StepCandidate {
   bool latest = false;     // the framework's own pointer names it
   bool pointer = false;    // no step: a pointer file that names no directory, as StateOf says
   bool converted = false;  // made from another save: that one comes first
+  // How many saves had its name before, as its tool marks it; the first of them is there.
+  uint32_t version = 0;
 
   const std::string& Own() const { return own.empty() ? directory : own; }
 

@@ -2,6 +2,7 @@
 #include "core/store/lives.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -22,11 +23,16 @@ auto TimeOf(const StepRecord& record) {
 
 bool IsEarlier(const StepRecord& a, const StepRecord& b) { return TimeOf(a) < TimeOf(b); }
 
-// Ids of one kind differ in their digits, and in their attempts: "checkpoint", and not "best".
+// Ids of one kind differ in their digits, their versions and their attempts: "checkpoint", and not
+// "best"; "epoch=-step=.ckpt" also of epoch=1-step=20-v1.ckpt.
 std::string KindOf(const StepRecord& record) {
+  constexpr std::string_view kVersion = "-v";
   std::string kind = record.id;
   std::erase_if(kind, [](char letter) { return IsDigit(letter); });
   while (kind.ends_with('-')) kind.pop_back();
+  const size_t suffix = std::min(kind.rfind('.'), kind.size());
+  if (std::string_view(kind).substr(0, suffix).ends_with(kVersion))
+    kind.erase(suffix - kVersion.size(), kVersion.size());
   return kind;
 }
 
@@ -120,6 +126,7 @@ LifeEvidence EvidenceOf(std::span<const StepRecord> steps, const NewSave& save,
   if (WasSavedAgain(steps, save.record, newest.life, look)) return LifeEvidence::kSavedAgain;
   if (look(newest) == SourceNow::kGone) return LifeEvidence::kGone;
   if (IsNamed(save, newest)) return LifeEvidence::kNamed;
+  if (save.version > 0) return LifeEvidence::kVersion;
   return save.arrived ? LifeEvidence::kArrived : LifeEvidence::kNone;
 }
 
@@ -132,6 +139,8 @@ std::string_view WhyOf(LifeEvidence evidence) {
       return "the earlier step is gone from its place, and the new step "
              "is later";
     case LifeEvidence::kNamed: return "the job's own pointer names a later save";
+    case LifeEvidence::kVersion:
+      return "its name says that another save had it before, and the new step is later";
     case LifeEvidence::kArrived: return "the new step was saved while the directory was followed";
     case LifeEvidence::kNone: break;
   }
@@ -183,12 +192,18 @@ std::vector<size_t> OrderOfSaves(std::span<const FoundSave> saves) {
     };
     return key(a) < key(b);
   });
-  for (const FoundSave& named : saves) {
-    if (!named.named || named.converted) continue;
+  std::vector<size_t> latest_first = order;
+  std::ranges::stable_sort(latest_first, std::greater(),
+                           [&](size_t i) { return saves[i].mtime_ns; });
+  std::set<size_t> moved;
+  for (const size_t at : latest_first) {
+    const FoundSave& named = saves[at];
+    if ((!named.named && named.version == 0) || named.converted || moved.contains(at)) continue;
     std::optional<int64_t> before;  // the latest time of those that the job went back from
     for (const FoundSave& other : saves) {
       if (other.save != named.save || other.converted || other.iteration <= named.iteration)
         continue;
+      if (other.version > 0 && other.version >= named.version) continue;
       before = std::max(other.mtime_ns, before.value_or(other.mtime_ns));
     }
     if (!before || named.mtime_ns <= *before) continue;
@@ -196,6 +211,7 @@ std::vector<size_t> OrderOfSaves(std::span<const FoundSave> saves) {
       const FoundSave& one = saves[i];
       const bool later = one.save == named.save && !one.converted && one.mtime_ns > *before &&
                          one.iteration <= named.iteration;
+      if (later) moved.insert(i);
       return !later;
     });
   }

@@ -54,13 +54,14 @@ struct FoundSave {
   uint64_t iteration = 0;
   int64_t mtime_ns = 0;
   bool converted = false;
-  bool named = false;  // by the job's own pointer
+  bool named = false;    // by the job's own pointer
+  uint32_t version = 0;  // NewSave
 };
 
 // Places of the saves in the order in which they were saved, oldest first: by iteration, what was
-// converted before what it was converted from, time.  Where the pointer of a save directory names
-// a save that is later than all of greater iterations, that one and what was saved between come
-// last: the job has gone back.
+// converted before what it was converted from, time.  Where the pointer of a save directory, or
+// its version, tells of a save that it came after all of greater iterations (of earlier versions),
+// as its time does, that one and what was saved between come last: the job has gone back.
 std::vector<size_t> OrderOfSaves(std::span<const FoundSave> saves);
 
 // `order`: places in `items`, each once.
@@ -96,10 +97,12 @@ struct NewSave {
   // The earliest time of a file that something is read of; 0: not known.  A save writes all of
   // them: a step of which some were converted later is not another save.
   int64_t oldest_ns = 0;
+  // How many saves had its name before, as Lightning marks it: "a-v1.ckpt" beside "a.ckpt".
+  uint32_t version = 0;
 };
 
 // Evidence that a life begins, strongest first.
-enum class LifeEvidence { kNone, kSavedAgain, kGone, kNamed, kArrived };
+enum class LifeEvidence { kNone, kSavedAgain, kGone, kNamed, kVersion, kArrived };
 
 struct LifeChoice {
   uint32_t life = 0;  // StepRecord::life
@@ -119,10 +122,12 @@ struct LifeChoice {
 //   kSavedAgain  its path held a step of that number or a greater one, of other bytes; or
 //   kGone        that newest step's files are gone from their place; or
 //   kNamed       the job's pointer names this save, or a later one that is smaller, too; or
+//   kVersion     its tool marked it as another save of a name that was there; or
 //   kArrived     who follows the directory saw it come, what its tool writes last after all else.
 // Otherwise it is of the newest life, or of the last one that had begun when it was saved.  So
 // steps of a finished run that are adopted in any order, or copied without their times, are of
-// one life.  Steps are of one kind if their ids differ in digits only ("best" is another).  A
+// one life.  Steps are of one kind if their ids differ in digits and versions only ("best" is
+// another).  A
 // save with the bytes that its path had before is of the life of that, and what was converted
 // of the life of its original; neither begins one.  Nor does a save of an equal iteration: it is
 // the latest by its time.

@@ -294,9 +294,10 @@ class Settler {
     if (!header_.facts.keys) header_.facts.keys.emplace();
     KeyShape& keys = *header_.facts.keys;
     const std::string& optimizer = keys.OptimizerKey(label);
-    const auto number = static_cast<uint32_t>(std::ranges::count_if(
-        header_.groups,
-        [&](const Group& one) { return keys.OptimizerKey(one.optimizer) == optimizer; }));
+    const auto number =
+        static_cast<uint32_t>(std::ranges::count_if(header_.groups, [&](const Group& one) {
+          return keys.OptimizerKey(one.optimizer) == optimizer;
+        }));
     for (const auto& [key, tensor] : group.tensors) {
       const auto path = Below(optimizer, {{"param_groups", {}}, {"", number}, {key, {}}});
       keys.tensors.emplace(KeyOf(path), tensor);

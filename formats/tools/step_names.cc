@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
 #include <span>
 
 #include "core/base/strings.h"
@@ -128,6 +129,17 @@ std::optional<uint64_t> FileNumber(std::string_view name) {
 
 bool IsTrainerName(std::string_view name) {
   return name.starts_with(kTrainer) && Number(name.substr(kTrainer.size()));
+}
+
+std::optional<VersionedName> VersionOf(std::string_view name) {
+  if (!IsLightningName(name)) return std::nullopt;
+  const std::string_view stem = name.substr(0, name.size() - kLightning.size());
+  const size_t mark = stem.rfind("-v");
+  if (mark == std::string_view::npos || mark == 0) return std::nullopt;
+  const auto version = Number(stem.substr(mark + 2));
+  if (!version || *version == 0 || *version > std::numeric_limits<uint32_t>::max())
+    return std::nullopt;
+  return VersionedName{StrCat(stem.substr(0, mark), kLightning), static_cast<uint32_t>(*version)};
 }
 
 bool IsLightningName(std::string_view name) {

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace ckptfs {
@@ -31,6 +32,14 @@ std::optional<uint64_t> FileNumber(std::string_view name);
 
 // "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);
+
+// A name that Lightning gives where another save has the name already: "a-v2.ckpt" is the third of
+// "a.ckpt".
+struct VersionedName {
+  std::string first;     // "a.ckpt"
+  uint32_t version = 0;  // 2
+};
+std::optional<VersionedName> VersionOf(std::string_view name);
 
 // "....ckpt" with a name before it: Lightning's, a file or a directory.
 bool IsLightningName(std::string_view name);

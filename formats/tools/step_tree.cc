@@ -73,6 +73,11 @@ Result<StepCandidate> StepAt(const std::shared_ptr<const Root>& root, const std:
   out.id = LastComponent(root->PathOf(directory));
   out.iteration = StepNumber(out.id).value_or(0);
   CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, directory));
+  if (const auto named = VersionOf(LastComponent(directory))) {
+    const std::string first = JoinPath(ParentPath(directory), named->first);
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*root, first));
+    if (there) out.version = named->version;
+  }
   return out;
 }
 

@@ -21,8 +21,8 @@ std::string FloatText(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   char buffer[64];
-  const auto written = std::to_chars(buffer, buffer + sizeof(buffer), value,
-                                     std::chars_format::scientific);
+  const auto written =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
   std::string_view text(buffer, static_cast<size_t>(written.ptr - buffer));
   const size_t mark = text.find('e');
   int exponent = 0;

@@ -15,7 +15,7 @@ import sys
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint._extension import StreamTransformExtension, ZStandard
 
 import launch
@@ -488,3 +488,15 @@ def test_transformed_chunks_are_refused_by_name(ckptfs, tmp_path, extension, sai
         stored.transform_descriptors = None
     (step / '.metadata').write_bytes(pickle.dumps(metadata))
     assert '__0_0.distcp' in refused(ckptfs, step)
+
+
+@pytest.mark.parametrize('other', ['flax_model.msgpack', 'tf_model.h5', 'model.Q4.gguf'])
+def test_other_forms_of_a_hubs_weights_belong_to_its_model(ckptfs, tmp_path, other):
+    """Also where a .ckpt makes the directory one of several steps."""
+    weights = {'a.weight': torch.ones(3, 3)}
+    save_file(weights, tmp_path / 'model.safetensors', {'format': 'pt'})
+    (tmp_path / 'config.json').write_text('{"model_type": "bert"}')
+    torch.save(weights, tmp_path / 'v1-5.ckpt')
+    (tmp_path / other).write_bytes(b'x' * 100)
+    done = ckptfs.adopt(tmp_path, 'hub')
+    assert done.returncode == 0 and 'not readable yet' not in done.stderr, done.stderr

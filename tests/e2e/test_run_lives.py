@@ -7,10 +7,12 @@ import shutil
 import time
 
 import ckptfs as snapshots
+import lightning
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from daemon import wait_until
+from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -154,6 +156,41 @@ def test_a_smaller_iteration_that_arrives_is_a_life_if_its_tool_saved_it(ckptfs,
         wait_until(lambda: shown(mount) == 900, 'where the job has gone back')
     assert shown(mount) == (900 if by == 'the job' else 1000)
     assert agreed(ckptfs) == ('checkpoint-900' if by == 'the job' else 'checkpoint-1000')
+
+
+@pytest.mark.parametrize('between', [True, False])
+def test_versions_of_names_are_of_a_later_run(ckptfs, between):
+    """Lightning writes epoch=0-step=3-v1.ckpt beside what an earlier run left."""
+    output = os.path.join(ckptfs.folder, 'output')
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 3)
+
+        def training_step(self, batch, _):
+            return self.net(batch).pow(2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    def fit(steps):
+        keep = ModelCheckpoint(dirpath=output, every_n_train_steps=3, save_top_k=-1, save_last=True)
+        trainer = lightning.Trainer(max_steps=steps, accelerator='cpu', logger=False, enable_progress_bar=False, callbacks=[keep],
+                                    enable_model_summary=False)
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=4))
+        return trainer.lightning_module.state_dict()
+    fit(9)
+    if between:
+        ckptfs.adopt(output)
+        assert agreed(ckptfs) == 'epoch=0-step=9.ckpt'
+    weights = fit(6)
+    assert 'its name says that another save had it before' in ckptfs.adopt(output).stderr
+    assert agreed(ckptfs) == 'epoch=0-step=6-v1.ckpt'
+    assert [(one['life'], one['id']) for one in ckptfs.list()['steps'] if '-v1' in one['id'] or '=9' in one['id']] == [
+        (1, 'epoch=0-step=9.ckpt'), (2, 'epoch=0-step=3-v1.ckpt'), (2, 'last-v1.ckpt'), (2, 'epoch=0-step=6-v1.ckpt')]
+    got = torch.load(os.path.join(ckptfs.mount(), 'view', 'tp1', 'rank0', 'model.pt'))
+    assert all(torch.equal(got[name], value) for name, value in weights.items())
 
 
 def test_an_old_step_that_somebody_edits_begins_no_life(ckptfs):

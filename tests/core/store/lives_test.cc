@@ -174,6 +174,46 @@ TEST(LivesTest, ALifeBeginsWithWhatCameWhileTheDirectoryWasFollowed) {
             LifeEvidence::kNone);
 }
 
+StepRecord Version(uint64_t iteration, uint32_t version, int64_t mtime_ns, uint32_t life = 0) {
+  const std::string mark = version == 0 ? "" : StrCat("-v", version);
+  return Adopted(StrCat("epoch=0-step=", iteration, mark, ".ckpt"), iteration, mtime_ns, life);
+}
+
+TEST(LivesTest, ALifeBeginsWithAVersionOfANameThatWasThere) {
+  const std::vector<StepRecord> steps = {Version(3, 0, 10), Version(9, 0, 20)};
+  const auto choose = [](const std::vector<StepRecord>& known, const StepRecord& save,
+                         uint32_t version) {
+    return LifeOf(known, NewSave{save, {}, false, 0, version}, IsThere);
+  };
+  EXPECT_EQ(choose(steps, Version(3, 1, 30), 1).begins, LifeEvidence::kVersion);
+  EXPECT_EQ(choose(steps, Version(3, 1, 15), 1).begins, LifeEvidence::kNone);  // two callbacks
+  EXPECT_EQ(choose(steps, Version(9, 1, 30), 1).begins, LifeEvidence::kNone);  // latest by its time
+  EXPECT_EQ(choose(steps, Version(3, 1, 30), 0).begins, LifeEvidence::kNone);  // no such name
+  const auto second = {Version(3, 0, 10), Version(9, 0, 20), Version(3, 1, 30, 1)};
+  EXPECT_EQ(choose(second, Version(6, 1, 40), 1).begins, LifeEvidence::kNone);
+  EXPECT_EQ(choose(second, Version(6, 1, 40), 1).life, 1u);
+}
+
+TEST(LivesTest, VersionsComeLastIfTheyWereSavedLast) {
+  const auto order = [](std::vector<FoundSave> saves) { return OrderOfSaves(saves); };
+  const auto save = [](uint64_t iteration, int64_t time, uint32_t version) {
+    return FoundSave{"/a", iteration, time, false, false, version};
+  };
+  EXPECT_THAT(
+      order({save(3, 10, 0), save(3, 40, 1), save(6, 20, 0), save(6, 50, 1), save(9, 30, 0)}),
+      ElementsAre(0, 2, 4, 1, 3));
+  EXPECT_THAT(order({save(3, 10, 0), save(3, 40, 1), save(3, 60, 2), save(6, 20, 0), save(6, 50, 1),
+                     save(9, 30, 0)}),
+              ElementsAre(0, 3, 5, 1, 4, 2));
+  // The second run passed the first, and a third did not.
+  EXPECT_THAT(
+      order({save(3, 10, 0), save(3, 40, 1), save(6, 20, 0), save(6, 50, 1), save(9, 60, 0)}),
+      ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(
+      order({save(3, 10, 0), save(3, 40, 1), save(3, 70, 2), save(6, 20, 0), save(9, 60, 0)}),
+      ElementsAre(0, 1, 3, 4, 2));
+}
+
 TEST(LivesTest, AFinishedRunThatIsAdoptedInAnyOrderIsOfOneLife) {
   std::mt19937 random(5);
   for (int round = 0; round < 100; ++round) {

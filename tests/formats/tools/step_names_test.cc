@@ -74,6 +74,18 @@ TEST(StepNamesTest, FilesHaveOtherWordsAndSuffixes) {
   }
 }
 
+TEST(StepNamesTest, VersionsOfLightningsNames) {
+  const auto named = VersionOf("epoch=1-step=20-v3.ckpt");
+  ASSERT_TRUE(named);
+  EXPECT_EQ(named->first, "epoch=1-step=20.ckpt");
+  EXPECT_EQ(named->version, 3u);
+  EXPECT_EQ(VersionOf("last-v1.ckpt")->first, "last.ckpt");
+  for (const char* name : {"last.ckpt", "a-v.ckpt", "a-v0.ckpt", "-v1.ckpt", "a-v1.pt", "a-v1",
+                           "a-v1-b.ckpt", "a-v99999999999.ckpt", "av1.ckpt"}) {
+    EXPECT_FALSE(VersionOf(name)) << name;
+  }
+}
+
 TEST(StepNamesTest, NamesOfTools) {
   EXPECT_TRUE(IsTrainerName("checkpoint-5"));
   EXPECT_FALSE(IsTrainerName("checkpoint_5"));

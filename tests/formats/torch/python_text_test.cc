@@ -22,11 +22,21 @@ std::optional<std::string> TextOf(const std::function<NodeId(PickleBuilder&)>& m
 
 TEST(PythonTextTest, FloatsAreAsPythonPrintsThem) {
   const std::pair<double, const char*> cases[] = {
-      {0.5, "0.5"},       {1.0, "1.0"},     {-0.0, "-0.0"},         {100000.0, "100000.0"},
-      {1e16, "1e+16"},    {1e22, "1e+22"},  {9999999999999998.0, "9999999999999998.0"},
-      {1e-4, "0.0001"},   {1e-5, "1e-05"},  {1.5e-7, "1.5e-07"},    {5e-324, "5e-324"},
-      {0.1 + 0.2, "0.30000000000000004"},   {1.7976931348623157e308, "1.7976931348623157e+308"},
-      {std::nan(""), "nan"}, {-std::numeric_limits<double>::infinity(), "-inf"}};
+      {0.5, "0.5"},
+      {1.0, "1.0"},
+      {-0.0, "-0.0"},
+      {100000.0, "100000.0"},
+      {1e16, "1e+16"},
+      {1e22, "1e+22"},
+      {9999999999999998.0, "9999999999999998.0"},
+      {1e-4, "0.0001"},
+      {1e-5, "1e-05"},
+      {1.5e-7, "1.5e-07"},
+      {5e-324, "5e-324"},
+      {0.1 + 0.2, "0.30000000000000004"},
+      {1.7976931348623157e308, "1.7976931348623157e+308"},
+      {std::nan(""), "nan"},
+      {-std::numeric_limits<double>::infinity(), "-inf"}};
   for (const auto& [value, text] : cases) {
     EXPECT_EQ(TextOf([&](PickleBuilder& b) { return b.Float(value); }), text);
   }
