@@ -31,6 +31,9 @@
 
 namespace ckptfs::deepspeed {
 
+// Begins the names of what a pipeline's layers share ("tied_modules.embed.weight").
+inline constexpr std::string_view kTiedModules = "tied_modules.";
+
 // Model-parallel rank first, so that iteration is in dp order within one.
 struct RankKey {
   uint32_t mp = 0;

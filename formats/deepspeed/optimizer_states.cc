@@ -34,7 +34,7 @@ constexpr std::array<std::string_view, 12> kOptimizerStructure = {"base_optimize
 struct Input {
   const TorchFile& file;
   const RankKey& rank;
-  bool keep;  // groups and documents too
+  OptimizerStatesWanted wanted;
   CopyBudget budget;
 };
 
@@ -52,7 +52,7 @@ Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key, Copy
 }
 
 // The dict of a group without its members.
-Status ReadSettings(PickleRef group, const TorchFile* file, CopyBudget& budget, HyperGroup& out) {
+Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, HyperGroup& out) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
@@ -61,7 +61,7 @@ Status ReadSettings(PickleRef group, const TorchFile* file, CopyBudget& budget, 
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);
-    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, file, builder));
+    CKPT_ASSIGN_OR_RETURN(const auto copy, CopyPlain(value, &file, builder));
     if (!copy) {
       out.tensors.push_back(KeyText(key));
       continue;
@@ -96,6 +96,30 @@ Status ReadLayout(PickleRef zero, CopyBudget& budget, OptimizerStates& out) {
       members.clear();
     }
     out.member_paddings.push_back(std::move(members));
+  }
+  return {};
+}
+
+// `param_slice_mappings`: by group, {name: fragment_address(numel, start)}.
+Status ReadSlices(PickleRef zero, Input& in, OptimizerStates& out) {
+  const PickleRef lists = zero["param_slice_mappings"];
+  for (size_t g = 0; lists && lists.IsSequence() && g < lists.size(); ++g) {
+    auto& group = out.slices.emplace_back();
+    if (!lists.at(g).IsDict())
+      return Fail(ErrorCode::kInvalid, "'param_slice_mappings' of a group is not a dict");
+    for (const auto& [key, value] : lists.at(g).Items()) {
+      CKPT_RETURN_IF_ERROR(in.budget.ChargeText(key));
+      CKPT_RETURN_IF_ERROR(in.budget.Charge(4));
+      const PickleRef address = value.State();
+      const auto name = key.String();
+      const int64_t start = address ? address["start"].Int().value_or(-1) : -1;
+      const int64_t elements = address ? address["numel"].Int().value_or(-1) : -1;
+      if (!name || start < 0 || elements < 0) {
+        return Fail(ErrorCode::kInvalid, "'param_slice_mappings' has an entry without a place");
+      }
+      group.push_back(
+          {std::string(*name), static_cast<uint64_t>(start), static_cast<uint64_t>(elements)});
+    }
   }
   return {};
 }
@@ -284,8 +308,8 @@ Status ReadZero12(PickleRef root, PickleRef zero, Input& in, OptimizerStates& ou
     CKPT_RETURN_IF_ERROR(SortStates(i, form, out.partitions[i]));
   }
   if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, in, out));
-  if (in.keep && !out.elastic) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], &in.file, in.budget));
+  if (in.wanted.documents && !out.elastic) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
   }
   return {};
 }
@@ -298,8 +322,8 @@ Status ReadZero3(PickleRef zero, Input& in, OptimizerStates& out) {
     CKPT_RETURN_IF_ERROR(SortStates(i, MomentumForm::kElements, out.partitions[i]));
   }
   if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], in, out));
-  if (in.keep && base) {
-    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], &in.file, in.budget));
+  if (in.wanted.documents && base) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"], in.file, in.budget));
   }
   return {};
 }
@@ -319,25 +343,27 @@ Result<OptimizerStates> ReadRoot(Input in, BlobIndex blob) {
     CKPT_RETURN_IF_ERROR(ReadZero3(zero, in, out));
   } else {
     CKPT_RETURN_IF_ERROR(ReadZero12(root, zero, in, out));
+    if (in.wanted.slices) CKPT_RETURN_IF_ERROR(ReadSlices(zero, in, out));
   }
   if (const auto version = root["ds_version"].String()) out.ds_version = *version;
   if (const PickleRef config = root["ds_config"]) {
     CKPT_ASSIGN_OR_RETURN(out.ds_config, DigestOfValue(config));
   }
-  if (in.keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, in, out));
+  if (in.wanted.documents) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, in, out));
   return out;
 }
 
 }  // namespace
 
 Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
-                                            const RankKey& rank, bool keep) {
-  auto out = ReadRoot({file, rank, keep, CopyBudget(file.tree())}, blob);
+                                            const RankKey& rank,
+                                            const OptimizerStatesWanted& wanted) {
+  auto out = ReadRoot({file, rank, wanted, CopyBudget(file.tree())}, blob);
   if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;
 }
 
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile* file,
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
                                                 CopyBudget& budget) {
   std::vector<HyperGroup> groups;
   for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {

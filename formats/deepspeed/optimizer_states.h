@@ -76,6 +76,13 @@ struct HyperGroup {
   std::vector<int64_t> members;      // "params": indexes of states
 };
 
+// The part of a parameter in a rank's partition, as `param_slice_mappings` has it.
+struct ParameterSlice {
+  std::string name;
+  uint64_t start = 0;  // in the partition
+  uint64_t elements = 0;
+};
+
 struct OptimizerStates {
   std::string file;
   BlobIndex blob{};
@@ -85,22 +92,28 @@ struct OptimizerStates {
   std::vector<uint64_t> partition_count;               // per group; stage 3: one number
   std::vector<std::vector<uint64_t>> member_paddings;  // per group; may be empty
   std::vector<PartitionStates> partitions;
-  std::vector<HyperGroup> groups;   // only if asked for
-  std::vector<Document> documents;  // only if asked for: scope ""
-  std::vector<Document> opaque;     // scope is the rank's
+  std::vector<std::vector<ParameterSlice>> slices;  // per group; only if asked for
+  std::vector<HyperGroup> groups;                   // only if asked for
+  std::vector<Document> documents;                  // only if asked for: scope ""
+  std::vector<Document> opaque;                     // scope is the rank's
   std::string ds_version;
   Digest ds_config;
 };
 
-// `keep`: with groups and documents (one rank of each model-parallel rank).
+// What is read besides partitions.
+struct OptimizerStatesWanted {
+  bool documents = false;  // and groups: of one rank of each model-parallel rank
+  bool slices = false;     // where no model states have param_shapes
+};
+
 // kInvalid names the key.
 Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, BlobIndex blob,
-                                            const RankKey& rank, bool keep);
+                                            const RankKey& rank,
+                                            const OptimizerStatesWanted& wanted);
 
 // The pieces that stage 0 shares.  `budget`: of the file, for what is copied per mention.
-// file: tensors of one element are read of it, and are numbers; null: jobs that load them ask for
-// tensors, which no group of a step has, so they are left out.  BLOCKS: on reading them.
-Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile* file,
+// Tensors of one element are read of the file, and are numbers.  BLOCKS: on reading them.
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups, const TorchFile& file,
                                                 CopyBudget& budget);
 // How messages write a key of a dict.
 std::string KeyText(PickleRef key);

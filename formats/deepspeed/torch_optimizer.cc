@@ -76,7 +76,7 @@ Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file,
   TorchOptimizer out;
   const PickleRef groups = dict["param_groups"];
   CopyBudget budget(file.tree());
-  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, &file, budget));
+  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(groups, file, budget));
   CKPT_RETURN_IF_ERROR(ReadNames(groups, budget, out));
   const std::map<std::string, int64_t> numbers = NumberNames(groups, out);
   LeaveOutUnknown(dict, out);

@@ -56,7 +56,9 @@ class Source:
 
     def layers(self, rank, model):
         """A pipeline stage's own layer files."""
-        names = [n for group in model['param_shapes'] for n in group]
+        groups = model['param_shapes'] or [group for dp in range(self.lay.dp) for group in self.load(
+            f'bf16_zero_pp_rank_{dp}_mp_rank_{self.place(rank)[2]:02d}_optim_states.pt')['optimizer_state_dict']['param_slice_mappings']]
+        names = [n for group in groups for n in group]
         numbers = {int(n.split('.')[0]) for n in names if n[0].isdigit()}
         tied = {n.split('.', 2)[1] for n in names if n.startswith('tied_')}
         held = {}

@@ -12,12 +12,10 @@
 namespace ckptfs::deepspeed::native {
 namespace {
 
-constexpr std::string_view kTied = "tied_modules.";
-
 // The prefix of the names of one module of a pipeline: "3." of "3.norm.weight",
 // "tied_modules.embed." of "tied_modules.embed.weight".
 std::string ModuleOf(std::string_view name) {
-  const size_t dot = name.find('.', name.starts_with(kTied) ? kTied.size() : 0);
+  const size_t dot = name.find('.', name.starts_with(kTiedModules) ? kTiedModules.size() : 0);
   return dot == std::string_view::npos ? "" : std::string(name.substr(0, dot + 1));
 }
 
@@ -25,8 +23,8 @@ bool IsPlaceholder(const FileTensor& tensor) { return tensor.shape() == Shape{0}
 
 // "tied_modules.embed.weight" -> {"embed", "weight"}.
 std::optional<std::pair<std::string, std::string>> SplitTied(std::string_view name) {
-  if (!name.starts_with(kTied)) return std::nullopt;
-  name.remove_prefix(kTied.size());
+  if (!name.starts_with(kTiedModules)) return std::nullopt;
+  name.remove_prefix(kTiedModules.size());
   const size_t dot = name.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
   return std::pair(std::string(name.substr(0, dot)), std::string(name.substr(dot + 1)));
@@ -258,7 +256,7 @@ Status NameLayers(Draft& draft) {
       continue;
     }
     const std::string prefix =
-        match == tied.end() ? StrCat(key.layer, ".") : StrCat(kTied, match->second, ".");
+        match == tied.end() ? StrCat(key.layer, ".") : StrCat(kTiedModules, match->second, ".");
     for (const NamedTensor& entry : dict.tensors) {
       const std::string full = draft.spellings.Of(prefix + entry.name);
       auto held = stages.find(full);

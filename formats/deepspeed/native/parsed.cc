@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/strings.h"
+#include "formats/deepspeed/native/slice_shapes.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {
@@ -32,8 +33,10 @@ Status ReadModels(const TagFiles& files, Parsed& out) {
 }
 
 Status ReadOthers(const TagFiles& files, Parsed& out) {
-  const auto states = [](const TorchFile& file, BlobIndex blob, const RankKey& key) {
-    return ReadOptimizerStates(file, blob, key, key.dp == 0);
+  const auto states = [&](const TorchFile& file, BlobIndex blob, const RankKey& key) {
+    const auto model = out.models.find(RankKey{key.mp, 0});
+    const bool shapes = model != out.models.end() && model->second.has_shapes;
+    return ReadOptimizerStates(file, blob, key, {key.dp == 0, !shapes});
   };
   const auto tensors = [](const TorchFile& file, BlobIndex blob, const auto&) {
     return ReadTensorDict(file, blob);
@@ -178,6 +181,7 @@ Result<Parsed> Parse(const TagFiles& files) {
   CKPT_RETURN_IF_ERROR(CheckAllRanks(files, out));
   CKPT_RETURN_IF_ERROR(CountExpertRanks(files, out));
   CKPT_RETURN_IF_ERROR(CheckOneRun(out));
+  CKPT_RETURN_IF_ERROR(TakeShapesFromSlices(out));
   return out;
 }
 

@@ -139,7 +139,7 @@ Status AddTensors(const TagFiles& files, const Parsed& parsed, const Named& name
       if (parsed.pp > 1 && !parameter.anywhere) added.stages.push_back(stage);
     }
     if (!files.names.layers.empty()) added.layer = PipelineLayer(parameter.name);
-    added.tied = parameter.name.starts_with("tied_modules.");  // DeepSpeed itself keeps them equal
+    added.tied = parameter.name.starts_with(kTiedModules);  // DeepSpeed itself keeps them equal
     added.expert = parameter.expert;
     if (parameter.expert) added.pattern.emplace().kind = PatternKind::kUnique;
   }

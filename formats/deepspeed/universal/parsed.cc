@@ -229,7 +229,7 @@ Result<OptimizerState> ReadOptimizer(const TagFiles& files, size_t sub_groups) {
                            : stage3                                  ? stage3["param_groups"]
                                                                      : PickleRef();
   CopyBudget budget(file.tree());
-  auto hyper = ReadHyperGroups(groups, &file, budget);
+  auto hyper = ReadHyperGroups(groups, file, budget);
   if (!hyper) return Fail(std::move(hyper).error().WithContext(file.name()));
   out.groups = *std::move(hyper);
   if (out.by_sub_group && stage3) {

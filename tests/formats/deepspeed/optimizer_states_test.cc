@@ -36,7 +36,7 @@ struct Pickled {
 
 Result<std::vector<HyperGroup>> Read(const TorchFile& file) {
   CopyBudget budget(file.tree());
-  return ReadHyperGroups(file.root(), &file, budget);
+  return ReadHyperGroups(file.root(), file, budget);
 }
 
 TEST(HyperGroupsTest, GroupsOfTheirOwnCostWhatThePickleHas) {
@@ -47,7 +47,7 @@ TEST(HyperGroupsTest, GroupsOfTheirOwnCostWhatThePickleHas) {
   const TorchFile file = std::move(made).File(root);
   CopyBudget budget(file.tree());
   const uint64_t before = budget.left();
-  const auto read = ReadHyperGroups(file.root(), &file, budget);
+  const auto read = ReadHyperGroups(file.root(), file, budget);
   ASSERT_TRUE(read) << read.error().message;
   ASSERT_EQ(read->size(), 3u);
   EXPECT_EQ(read->back().members.size(), size_t{kMany});

@@ -70,7 +70,7 @@ class Shards:
             self.weights(mp, keep)
             if self.lay.stage == 3:
                 self.stage3(mp, keep)
-            elif self.lay.stage > 0:
+            elif self.optimizers:  # also BF16_Optimizer's, without ZeRO
                 self.stage12(mp, keep)
             elif not self.lay.moe:
                 self.stage0(mp, keep)
@@ -127,8 +127,24 @@ class Shards:
         check(all(e.keys() == each[0].keys() for e in each), 'states of some ranks only')
         return [(kind, [torch.as_tensor(e[kind]) for e in each]) for kind in each[0]]
 
+    def shapes(self, mp):
+        """param_shapes, or by the places of parameters in partitions, whose weights have the shapes."""
+        told = self.models[mp, 0]['param_shapes']
+        if told is not None:
+            return told
+        ranks = [self.optimizers[mp, dp]['optimizer_state_dict']['param_slice_mappings'] for dp in range(self.lay.dp)]
+        held = {}
+        self.weights(mp % self.tp, lambda kind, name, mp, tensor: held.setdefault(name, tensor.shape))
+        return [{name: self.shape_of(name, held, sum(r[g][name].numel for r in ranks if name in r[g]))
+                 for name in dict.fromkeys(n for rank in ranks for n in rank[g])} for g in range(len(ranks[0]))]
+
+    @staticmethod
+    def shape_of(name, held, elements):
+        check(name in held and held[name].numel() == elements, f'no shape of {name}')
+        return held[name]
+
     def stage12(self, mp, keep):
-        for g, group in enumerate(self.models[mp, 0]['param_shapes']):
+        for g, group in enumerate(self.shapes(mp)):
             experts = any(map(EXPERT.match, group))
             degree = self.lay.ep if experts else 1
             for e in range(degree):
