@@ -17,12 +17,16 @@
 namespace ckptfs::deepspeed::native {
 namespace {
 
+// ZeRO writes slices, too, which are wrong where it deals gradients out in turns.
+bool IsUnsharded(const OptimizerStates& states) { return !states.trimmed && states.stage == 1; }
+
 // A parameter and its elements on all data-parallel ranks together, in the order of the group.
 using SlicedGroup = std::vector<std::pair<std::string, uint64_t>>;
 
 bool HasSlices(const Parsed& parsed, uint32_t mp) {
   const auto found = parsed.optimizers.find(RankKey{mp, 0});
-  return found != parsed.optimizers.end() && !found->second.slices.empty();
+  return found != parsed.optimizers.end() && !found->second.slices.empty() &&
+         IsUnsharded(found->second);
 }
 
 Result<SlicedGroup> ReadSlicedGroup(const Parsed& parsed, uint32_t mp, size_t group) {
