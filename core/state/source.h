@@ -95,7 +95,7 @@ struct SaveState {
   std::string last =
       {};  // what is written last, below the root, there or not; "" where nothing tells
   std::optional<Error> missing = {};     // of kAbsent and kBegun: what, or why nobody can tell
-  std::vector<WrittenAfter> after = {};  // none of them is `last`
+  std::vector<WrittenAfter> after = {};
 
   static SaveState Begun(Error missing) { return {SavePhase::kBegun, {}, std::move(missing)}; }
   // Success unless the step cannot be read, for want of a file.

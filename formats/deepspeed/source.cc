@@ -45,6 +45,11 @@ class DeepSpeedSource : public Source {
     const bool around = step.Own() != step.directory;
     SaveState state = StateOfSave(
         step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
+    // Of ZeRO 3's model states, which may have neither buffers nor frozen slices, no tensor is read.
+    if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
+      state.after.push_back({state.last, std::move(files->paths),
+                             "which is written after the files of all ranks", false});
+    }
     if (state.missing || files->optimizer) return state;
     return SaveState::Begun(std::move(files->optimizer).error());
   }
@@ -73,7 +78,8 @@ class DeepSpeedSource : public Source {
 
  private:
   struct Files {
-    Status optimizer;  // success: it is there
+    Status optimizer;                // success: it is there
+    std::vector<std::string> paths;  // of all, below the root
   };
 
   // Returns the degrees and counters of the first model states file.
@@ -100,11 +106,15 @@ class DeepSpeedSource : public Source {
     const bool model = !files.model.empty() || !files.stage3_model.empty();
     // A file that is there but damaged is not missing: Read says what is wrong.
     const auto states = ReadFirst(step, files);
-    if (model && !states && states.error().code == ErrorCode::kInvalid) return Files{};
+    if (model && !states && states.error().code == ErrorCode::kInvalid) return Files{{}, {}};
     if (!states) return Fail(states.error());
     SettleRanks(*states, files);
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
-    return Files{CheckOptimizer(states->file, files, *states, options)};
+    Files out{CheckOptimizer(states->file, files, *states, options), {}};
+    for (const std::string& name : deepspeed::NamesInOrder(files)) {
+      out.paths.push_back(JoinPath(step.directory, name));
+    }
+    return out;
   }
 
   // DeepSpeed writes the model states first: alone they are what a save that

@@ -500,3 +500,18 @@ def test_other_forms_of_a_hubs_weights_belong_to_its_model(ckptfs, tmp_path, oth
     (tmp_path / other).write_bytes(b'x' * 100)
     done = ckptfs.adopt(tmp_path, 'hub')
     assert done.returncode == 0 and 'not readable yet' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_pipelines_without_zero_do_not_name_what_stages_share(ckptfs, tmp_path, tied):
+    """Two stages of which one layer each is in a file; the optimizers have a third tensor, or not."""
+    weight = torch.rand(4, 4)
+    for stage in range(2):
+        net = [torch.nn.Parameter(weight.clone()) for _ in range(1 + (tied and stage == 1))]
+        opt = torch.optim.Adam(net)
+        save(tmp_path / 'ckpt' / TAG, f'mp_rank_{stage:02}_model_states.pt',
+             {'module': None, 'buffer_names': [], 'optimizer': opt.state_dict(), 'param_shapes': None, 'global_steps': 3,
+              'dp_world_size': 1, 'mp_world_size': 2, 'checkpoint_parallel_dimensions': {'pp_degree': 2, 'tp_degree': 1}})
+        save(tmp_path / 'ckpt' / TAG, f'layer_{stage:02}-model_00-model_states.pt', {'weight': weight})
+    said = ckptfs.adopt(tmp_path / 'ckpt', 'run').stderr
+    assert ("the names of what the pipeline's stages share (tied_modules)" in said) == tied, said

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint import format_utils
 
+from daemon import TALLY, checkpoint
+
 PAUSE = 1.3  # a job trains between two saves
 
 
@@ -232,3 +234,18 @@ def test_a_shard_that_somebody_added_is_not_of_another_save(ckptfs, tmp_path):
     with open(tmp_path / 'model.safetensors.index.json', 'w', encoding='utf-8') as f:
         json.dump({'metadata': {'total_size': 256}, 'weight_map': {name: file for file, (name, _) in shards.items()}}, f)
     assert ckptfs.adopt(str(tmp_path), 'run').stderr == ''
+
+
+@pytest.mark.parametrize('part', ['model', 'optim'])
+def test_files_of_zero_3_that_a_dead_save_replaced_are_named(ckptfs, tmp_path, part):
+    """Of the model states of ranks no tensor is read, but what the script's own state and the iteration are."""
+    run = tmp_path / 'run'
+    shutil.copytree(checkpoint('zero3'), run)
+    for file in run.rglob('*'):
+        os.utime(file, (time.time() - 3600,) * 2)
+    assert 'written anew' not in ckptfs.adopt(run, 'whole', extra=TALLY).stderr
+    for file in run.glob(f'*/*zero_pp_rank_[1-3]_*{part}_states.pt'):
+        shutil.copy(file, tmp_path / 'new')
+        os.replace(tmp_path / 'new', file)
+    said = ckptfs.adopt(run, 'run', extra=TALLY).stderr
+    assert f'{part}_states.pt (and 2 more files): written anew after latest, which' in said, said

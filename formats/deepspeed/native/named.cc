@@ -289,6 +289,54 @@ Status NameExpertFiles(Draft& draft) {
   return {};
 }
 
+// Groups of native experts may be spread over different numbers of ranks, and a layout has one.
+void NoteExpertDegrees(Draft& draft) {
+  const Parsed& parsed = draft.parsed;
+  std::set<uint32_t> degrees;
+  for (uint32_t mp = 0; mp < parsed.model_ranks(); ++mp) {
+    for (size_t g = 0; g < parsed.model(mp).groups.size(); ++g) {
+      if (const auto ranks = parsed.ExpertRanks(mp, g)) degrees.insert(*ranks);
+    }
+  }
+  if (degrees.size() < 2) return;
+  std::string each;
+  for (const uint32_t degree : degrees) each += StrCat(each.empty() ? "" : ", ", degree);
+  draft.out.left_out.push_back({LeftOutPart::kModel,
+                                StrCat("the layers' own expert-parallel degrees (", each, ")"),
+                                "a layout has one degree for all layers, so no rank's files are "
+                                "those of such an engine, and "
+                                "it cannot load deepspeed/",
+                                "load into an engine whose layers have one ep_size"});
+}
+
+// Without ZeRO a pipeline's files do not name what its stages share.  If its optimizers have more
+// than the layers' files do, there is something.
+void NoteUnnamedTies(Draft& draft) {
+  const Parsed& parsed = draft.parsed;
+  if (parsed.stage != 0 || parsed.model(0).has_module || parsed.layers.empty()) return;
+  uint64_t stored = 0;
+  uint64_t stored_elements = 0;
+  for (const auto& [key, dict] : parsed.layers) {
+    if (key.tp != 0) continue;
+    stored += dict.tensors.size();
+    for (const NamedTensor& entry : dict.tensors) stored_elements += entry.tensor.elements();
+  }
+  uint64_t trained = 0;
+  uint64_t trained_elements = 0;  // of flat groups
+  for (uint32_t mp = 0; mp < parsed.model_ranks(); mp += parsed.tp) {
+    const auto& optimizer = parsed.model(mp).optimizer;
+    if (!optimizer) continue;
+    for (const HyperGroup& group : optimizer->groups) trained += group.members.size();
+    for (const FileTensor& flat : optimizer->flat_masters) trained_elements += flat.elements();
+  }
+  if (trained <= stored && trained_elements <= stored_elements) return;
+  draft.out.left_out.push_back(
+      {LeftOutPart::kModel, "the names of what the pipeline's stages share (tied_modules)",
+       "without ZeRO no file has them; the weights are shown under the number of a layer, and an "
+       "engine of a pipeline cannot load deepspeed/",
+       ""});
+}
+
 // Entries of modules that are not tensors at all, and parameters without values; no view has a
 // place for them.
 void NoteLeftOut(Draft& draft) {
@@ -390,6 +438,8 @@ Result<Named> Name(const TagFiles& files, const Parsed& parsed) {
   CKPT_RETURN_IF_ERROR(NameLayers(draft));
   CKPT_RETURN_IF_ERROR(NameExpertFiles(draft));
   NoteLeftOut(draft);
+  NoteExpertDegrees(draft);
+  NoteUnnamedTies(draft);
   PutInOrder(draft);
   if (parsed.stage == 0) {
     CKPT_RETURN_IF_ERROR(NameUnsharded(files, parsed, draft.spellings, draft.out));
