@@ -94,7 +94,7 @@ struct SaveState {
   SavePhase phase = SavePhase::kProvisional;
   std::string last =
       {};  // what is written last, below the root, there or not; "" where nothing tells
-  std::optional<Error> missing = {};     // of kAbsent and kBegun: what, or why nobody can tell
+  std::optional<Error> missing = {};  // of kAbsent and kBegun: what, or why nobody can tell
   std::vector<WrittenAfter> after = {};
 
   static SaveState Begun(Error missing) { return {SavePhase::kBegun, {}, std::move(missing)}; }

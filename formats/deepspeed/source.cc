@@ -45,7 +45,8 @@ class DeepSpeedSource : public Source {
     const bool around = step.Own() != step.directory;
     SaveState state = StateOfSave(
         step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
-    // Of ZeRO 3's model states, which may have neither buffers nor frozen slices, no tensor is read.
+    // Of ZeRO 3's model states, which may have neither buffers nor frozen slices, no tensor is
+    // read.
     if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
       state.after.push_back({state.last, std::move(files->paths),
                              "which is written after the files of all ranks", false});
