@@ -11,6 +11,7 @@ import ckptfs as snapshots
 import pytest
 import torch
 from ckptfs import devices, turns
+from ckptfs.collector import _holds
 from ckptfs.state import Model, State
 from daemon import wait_until
 from safetensors import safe_open
@@ -56,6 +57,43 @@ def test_a_write_past_torch_is_seen(ckptfs, gate, write):
         write(model.a)
         assert snap.wait_durable(1), snap.status()
     assert held(ckptfs)['a'].eq(1).all()
+
+
+class Around:
+    """A wrapper of a script's own, not an optimizer of torch."""
+
+    def __init__(self, *inner):
+        self.inner = {'all': list(inner)}
+        self.param_groups, self.state = inner[0].param_groups, {}
+
+
+def test_an_optimizer_in_a_wrapper_was_given_with_it():
+    first, second = (torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=.1) for _ in range(2))
+    assert _holds(first, first) and not _holds(first, second)
+    assert _holds(Around(first, second), second) and _holds(Around(Around(first, second)), second)
+    assert not _holds(Around(first), second)
+
+
+@pytest.mark.parametrize('how', ['another', 'both', 'other parameters'])
+def test_states_of_an_optimizer_that_was_replaced_are_not_of_the_step(ckptfs, how):
+    """A script that goes on with another optimizer: the moments of the first are of earlier weights."""
+    receive(ckptfs)
+    model, others = Weights(a=torch.ones(4)), Weights(b=torch.ones(4))
+    first = torch.optim.Adam(model.parameters())
+    second = torch.optim.SGD((others if how == 'other parameters' else model).parameters(), lr=.1)
+
+    def step(optimizer):
+        for one in (*model.parameters(), *others.parameters()):
+            one.grad = torch.ones(4)
+        optimizer.step()
+    with snapshots.Snapshotter(model, first, run='job', store=ckptfs.store) as snap:
+        step(first)
+        assert snap.save(0) and snap.wait_durable(0)
+        for optimizer in (first, second) if how == 'both' else (second,):
+            step(optimizer)
+        taken = snap.save(1)
+        assert taken == (how != 'another')
+        assert taken or 'SGD updated the parameters' in snap.status()['last_drop']
 
 
 def test_what_is_not_proved_is_said_of_the_step(ckptfs):

@@ -48,8 +48,9 @@ class LateSaver:
             self.last = step
             self.snap.save(step)
 
-    def before_evaluation(self) -> None:
-        """Other callbacks may swap averages of the weights in for it."""
+    def before_others(self) -> None:
+        """Before others may write the weights without a step of an optimizer: averages that are
+        swapped in for an evaluation, or at the end; the best weights, which Trainer loads."""
         if self.snap is not None:
             self.snap.before_update()
 

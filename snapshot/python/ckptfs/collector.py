@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set,
 import torch
 from torch import nn
 
-from . import compat, state
+from . import compat, state, stepped
 from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, mesh_key
 from .holders import Description, Holders, exchange, gather
 from .saved_values import ADDED, TENSORS
@@ -29,6 +29,20 @@ def _sharded(models: Sequence[nn.Module]) -> Dict[Tuple[int, str], torch.Tensor]
     after a forward without backward)."""
     return {(id(module), name): param.sharded_param for param in _fsdp_params(models)
             for module, name in compat.fsdp_places(param)}
+
+
+def _holds(given: Any, optimizer: Any, depth: int = 8) -> bool:
+    """True if it is what was given, or in it: wrappers keep one, or several in lists and dicts."""
+    if given is optimizer or getattr(given, 'state', given) is optimizer.state:
+        return True
+    inner: Iterable[Any] = ()
+    if isinstance(given, dict):
+        inner = given.values()
+    elif isinstance(given, (list, tuple)):
+        inner = given
+    elif hasattr(given, 'param_groups'):
+        inner = [one for key, one in vars(given).items() if key not in ('state', 'param_groups')]
+    return depth > 0 and any(_holds(one, optimizer, depth - 1) for one in inner)
 
 
 class PlacingCollector:
@@ -134,6 +148,7 @@ class TorchCollector(PlacingCollector):
         super().__init__()
         self._replicated = replicated
         self._told = False  # why all is copied at once
+        self._steps = stepped.steps()  # before the last save
         self._ids: Set[int] = set()  # of the models' tensors
         self._models = models
         self._optimizers = optimizers
@@ -244,6 +259,19 @@ class TorchCollector(PlacingCollector):
         self._ids = {id(tensor) for tensor in model.tensors.values()}
         return model
 
+    def _refuse_strangers(self) -> None:
+        """NotHeld where an optimizer that was not given updates the parameters, and no given one."""
+        since, self._steps = self._steps, stepped.steps()
+        active = stepped.stepped_since(since)
+        strangers = [one for one in active if self.touches(one)
+                     and not any(_holds(given, one) for given in self._optimizers)]
+        if strangers and len(strangers) == len(active) and self._optimizers:
+            given = ', '.join(type(one).__name__ for one in self._optimizers)
+            raise NotHeld(f'since the save before, {type(strangers[0]).__name__} updated the '
+                          f'parameters, which was not given here, and what was ({given}) made no '
+                          'step: its states are of other weights; make a Snapshotter of the new '
+                          'optimizer')
+
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model = self._model()
@@ -253,6 +281,7 @@ class TorchCollector(PlacingCollector):
             raise NotHeld(foreign)
         self.lazy = self._is_lazy(model.tensors.values())
         forward = state.written_by_forward(self._models)
+        self._refuse_strangers()
         updated, states, groups = set(), [], []
         for index, optimizer in enumerate(self._optimizers):
             label = str(index) if len(self._optimizers) > 1 else ''

@@ -151,7 +151,10 @@ class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
             self._late.save(trainer.global_step)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._late.before_evaluation()
+        self._late.before_others()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._late.before_others()  # the last one: StochasticWeightAveraging swaps behind it
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The memory goes; what was handed over becomes durable."""

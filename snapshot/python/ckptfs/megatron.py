@@ -337,7 +337,7 @@ class LoadStrategy(LoadShardedStrategy):
         return whole
 
     def load_tensors_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:
-        """ShardedTensors without data, by key."""
+        """Empty ShardedTensors, by key; load_plain_tensors fills them.  Memory that nobody writes costs none."""
         stock = self._stock(checkpoint_dir)
         if stock is not None:
             return stock.load_tensors_metadata(checkpoint_dir)
@@ -345,7 +345,7 @@ class LoadStrategy(LoadShardedStrategy):
         with self._open(checkpoint_dir) as step:
             known = {key_of(*place, master): one for place, one in step.tensors().items()}
         return {key: ShardedTensor.from_rank_offsets(
-                    key, torch.empty(one.shape, dtype=one.dtype, device='meta'))
+                    key, torch.empty(one.shape, dtype=one.dtype))
                 for key, one in known.items()}
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:

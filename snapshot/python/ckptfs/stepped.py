@@ -39,6 +39,17 @@ def _extent(tensor: torch.Tensor) -> Tuple[int, int]:
     return (local.data_ptr(), local.data_ptr() + local.nbytes)
 
 
+def steps() -> int:
+    """How many steps were made since this was imported."""
+    return _STEPS
+
+
+def stepped_since(count: int) -> List[Any]:
+    """Optimizers that have made a step since steps() returned `count`."""
+    found = [(reference(), last) for reference, last in list(_SEEN.values())]
+    return [one for one, last in found if one is not None and last > count]
+
+
 class Stepped:
     """The memory that optimizers write which have made a step since this was updated last: only
     in their steps, which wait for copies."""

@@ -79,19 +79,20 @@ class SnapshotCallback(TrainerCallback):
         """After an update."""
         if self._every and state.global_step % self._every == 0:
             self._save(state)
-        self._before_evaluation(control)
+        self._before_others(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._before_evaluation(control)
+        self._before_others(control)
 
-    def _before_evaluation(self, control: Any) -> None:
-        if control.should_evaluate:
-            self._late.before_evaluation()
+    def _before_others(self, control: Any) -> None:
+        if control.should_evaluate or control.should_training_stop:
+            self._late.before_others()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the Trainer's own save."""
         if not self._every:
             self._save(state)
+        self._before_others(control)
 
     def _save(self, state: Any) -> None:
         self._state = state
