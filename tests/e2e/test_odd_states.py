@@ -230,7 +230,7 @@ def test_what_an_optimizer_file_has_beside_moments_comes_back(ckptfs, tmp_path):
 
 
 def test_what_nobody_can_show_is_named(ckptfs, tmp_path):
-    file_of(tmp_path, states={'projector': Projector()}, settings={'rate': torch.tensor(.1), 'kind': torch.float32},
+    file_of(tmp_path, states={'projector': Projector()}, settings={'rate': torch.ones(2), 'kind': torch.float32},
             parts={'base': {'x': 1}})
     done = ckptfs.adopt(tmp_path / 'run', 'run')
     for word in ("state 'projector' is neither", "setting 'rate' is a tensor, or holds some", "setting 'kind' is neither", "'base' is neither"):

@@ -168,11 +168,18 @@ def is_left_out(path, left_out):
     return path[0] == 'optim' and any(what in path for what in left_out)
 
 
+WAITED = 'the ranks waited for each other'
+
+
 def ranks(count, body, jobs, folder):
     """Runs body(job) for each job on `count` ranks; [result, or text of an error], by job."""
     results = []
     while len(results) < len(jobs):
-        results += gang(count, body, jobs[len(results):], f'{folder}/meeting-{count}-{len(results)}-{os.getpid()}')
+        meeting = f'{folder}/meeting-{count}-{len(results)}-{os.getpid()}'
+        found = gang(count, body, jobs[len(results):], meeting)
+        if found == [WAITED]:  # gloo is refused a port now and then; who waits for a job does so again
+            found = gang(count, body, jobs[len(results):], f'{meeting}-again')
+        results += found
     return results
 
 
@@ -187,7 +194,7 @@ def gang(count, body, jobs, meeting, seconds=60):
         process.start()
     while len(results) < len(jobs):
         if not wait_for(out, processes, seconds):
-            results.append('the ranks waited for each other')
+            results.append(WAITED)
             break
         results.append(out.get())
         if count > 1 and has_failed(results[-1]):
