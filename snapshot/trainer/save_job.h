@@ -34,7 +34,8 @@ inline constexpr std::string_view kNoRoom =
     "the arena is full of steps that are still being written";
 inline constexpr std::string_view kMakesRoom =
     ": some ranks of the job do not save these steps, or the store takes them more slowly than the "
-    "job saves, or has no space or fails: `ckptfs status` tells which; more slots=, a daemon with --spool (a tier on a local disk), fewer "
+    "job saves, or has no space or fails: `ckptfs status` tells which; more slots=, a daemon with "
+    "--spool (a tier on a local disk), fewer "
     "saves, or full='wait' would help a slow one";
 
 struct SaveJob {
