@@ -100,7 +100,7 @@ struct OptimizerStates {
   Digest ds_config;
 };
 
-// What is read besides partitions.
+// The parts of a file that are read besides partitions.
 struct OptimizerStatesWanted {
   bool documents = false;  // and groups: of one rank of each model-parallel rank
   bool slices = false;     // where no model states have param_shapes

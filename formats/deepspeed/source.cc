@@ -45,7 +45,7 @@ class DeepSpeedSource : public Source {
     const bool around = step.Own() != step.directory;
     SaveState state = StateOfSave(
         step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
-    // Of ZeRO 3's model states, which may have neither buffers nor frozen slices, no tensor is
+    // Model states of ZeRO 3 may have neither buffers nor frozen slices: then no tensor of them is
     // read.
     if (state.phase == SavePhase::kProvisional && !state.last.empty()) {
       state.after.push_back({state.last, std::move(files->paths),

@@ -11,6 +11,7 @@ import torch
 from callback_trainer import EVERY, UPDATES
 from daemon import run_ranks, step_of, wait_until
 from gathered import assert_equal, gathered
+from linear_module import LinearModule
 from ports import held_port
 from zygote import Zygote
 
@@ -97,24 +98,29 @@ def test_several_ranks(ckptfs, tmp_path, zygote, framework, way):
     check_steps(mount, tmp_path, framework)
 
 
+def told(monkeypatch, *methods):
+    """Returns a list that gets the name of each of these (class, method) when it is called."""
+    events = []
+
+    def tell(call, name):
+        def telling(*words, **options):
+            events.append(name)
+            return call(*words, **options)
+        return telling
+    for owner, name in methods:
+        call = tell(getattr(owner, name), name)
+        kind = staticmethod if isinstance(vars(owner)[name], staticmethod) else lambda one: one
+        monkeypatch.setattr(owner, name, kind(call))
+    return events
+
+
 def test_copies_are_done_before_the_best_weights_are_loaded(ckptfs, tmp_path, monkeypatch):
     """Trainer loads them after the last save, before any callback hears of the end."""
     import transformers as hf
     from ckptfs.saver import Saver
     from ckptfs.transformers import SnapshotCallback
     receiving(ckptfs)
-    events = []
-
-    def told(owner, name):
-        call = getattr(owner, name)
-
-        def before(one, *words, **options):
-            events.append(name)
-            return call(one, *words, **options)
-        monkeypatch.setattr(owner, name, before)
-    told(Saver, 'save')
-    told(Saver, 'before_update')
-    told(hf.Trainer, '_load_best_model')
+    events = told(monkeypatch, (Saver, 'save'), (Saver, 'before_update'), (hf.Trainer, '_load_best_model'))
     model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
                                                num_attention_heads=2, num_key_value_heads=2))
     data = [{'input_ids': ids, 'labels': ids} for ids in torch.randint(0, 64, (16, 8))]
@@ -133,28 +139,11 @@ def test_copies_are_done_before_lightning_swaps_averages(ckptfs, monkeypatch):
     from ckptfs.saver import Saver
     from lightning.pytorch.callbacks import StochasticWeightAveraging
     receiving(ckptfs)
-    events = []
-    for owner, name in (Saver, 'save'), (Saver, 'before_update'):
-        call = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *words, call=call, name=name, **more: (events.append(name), call(*words, **more))[1])
-    swap = StochasticWeightAveraging.transfer_weights
-    monkeypatch.setattr(StochasticWeightAveraging, 'transfer_weights',
-                        staticmethod(lambda *words: (events.append('swap'), swap(*words))[1]))
-
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = torch.nn.Linear(4, 3)
-
-        def training_step(self, batch, _):
-            return self.net(batch).pow(2).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=.1)
+    events = told(monkeypatch, (Saver, 'save'), (Saver, 'before_update'), (StochasticWeightAveraging, 'transfer_weights'))
     trainer = pl.Trainer(max_epochs=3, accelerator='cpu', logger=False, enable_checkpointing=False, enable_progress_bar=False,
                          enable_model_summary=False,
                          callbacks=[StochasticWeightAveraging(.05, swa_epoch_start=1), callbacks.SnapshotCallback(ckptfs.store)])
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(8, 4), batch_size=4))
+    trainer.fit(LinearModule(), torch.utils.data.DataLoader(torch.rand(8, 4), batch_size=4))
     last = len(events) - 1 - events[::-1].index('save')
-    assert 'swap' in events[last:], events
-    assert 'before_update' in events[last:last + events[last:].index('swap')], events
+    assert 'transfer_weights' in events[last:], events
+    assert 'before_update' in events[last:last + events[last:].index('transfer_weights')], events

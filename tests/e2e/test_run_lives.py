@@ -13,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from daemon import wait_until
 from lightning.pytorch.callbacks import ModelCheckpoint
+from linear_module import LinearModule
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -163,22 +164,11 @@ def test_versions_of_names_are_of_a_later_run(ckptfs, between):
     """Lightning writes epoch=0-step=3-v1.ckpt beside what an earlier run left."""
     output = os.path.join(ckptfs.folder, 'output')
 
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = torch.nn.Linear(4, 3)
-
-        def training_step(self, batch, _):
-            return self.net(batch).pow(2).mean()
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters())
-
     def fit(steps):
         keep = ModelCheckpoint(dirpath=output, every_n_train_steps=3, save_top_k=-1, save_last=True)
         trainer = lightning.Trainer(max_steps=steps, accelerator='cpu', logger=False, enable_progress_bar=False, callbacks=[keep],
                                     enable_model_summary=False)
-        trainer.fit(Module(), torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=4))
+        trainer.fit(LinearModule(), torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=4))
         return trainer.lightning_module.state_dict()
     fit(9)
     if between:

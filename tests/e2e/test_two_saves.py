@@ -238,7 +238,7 @@ def test_a_shard_that_somebody_added_is_not_of_another_save(ckptfs, tmp_path):
 
 @pytest.mark.parametrize('part', ['model', 'optim'])
 def test_files_of_zero_3_that_a_dead_save_replaced_are_named(ckptfs, tmp_path, part):
-    """Of the model states of ranks no tensor is read, but what the script's own state and the iteration are."""
+    """No tensor of the ranks' model states is read; the script's own state and the iteration are."""
     run = tmp_path / 'run'
     shutil.copytree(checkpoint('zero3'), run)
     for file in run.rglob('*'):

@@ -39,7 +39,7 @@ Result<SlicedGroup> ReadSlicedGroup(const Parsed& parsed, uint32_t mp, size_t gr
     }
     uint64_t at = 0;
     for (const ParameterSlice& slice : rank.slices[group]) {
-      // What a rank has the end of, the rank before has the beginning of.
+      // A parameter that begins on the rank before may end here.
       const bool goes_on = at == 0 && !out.empty() && out.back().first == slice.name;
       if (slice.start != at || (!goes_on && !known.insert(slice.name).second)) {
         return Refuse(rank.file, ": param_slice_mappings of group ", group, " put '", slice.name,

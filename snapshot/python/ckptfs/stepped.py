@@ -46,8 +46,14 @@ def steps() -> int:
 
 def stepped_since(count: int) -> List[Any]:
     """Optimizers that have made a step since steps() returned `count`."""
-    found = [(reference(), last) for reference, last in list(_SEEN.values())]
-    return [one for one, last in found if one is not None and last > count]
+    found = []
+    for key, (reference, last) in list(_SEEN.items()):
+        optimizer = reference()
+        if optimizer is None:
+            _SEEN.pop(key, None)
+        elif last > count:
+            found.append(optimizer)
+    return found
 
 
 class Stepped:
@@ -62,13 +68,7 @@ class Stepped:
         """For a save.  Where no step was made since the last one it stays as it was."""
         if self._now != _STEPS:
             self._since, self._now = self._now, _STEPS
-        held: List[torch.Tensor] = []
-        for key, (reference, last) in list(_SEEN.items()):
-            optimizer = reference()
-            if optimizer is None:
-                _SEEN.pop(key, None)
-            elif last > self._since:
-                held += self._of(optimizer)
+        held = [tensor for one in stepped_since(self._since) for tensor in self._of(one)]
         self._extents = []
         for begin, end in sorted(map(_extent, held)):
             if self._extents and begin <= self._extents[-1][1]:
