@@ -257,12 +257,28 @@ class Collector {
   }
 
   Status AddMembers(const PlacedGroup& group) {
-    return AddHyperParameter(group, "params", [&](PickleBuilder& builder) {
+    CKPT_RETURN_IF_ERROR(AddHyperParameter(group, "params", [&](PickleBuilder& builder) {
       std::vector<NodeId> items;
       for (const ParameterIndex p : group.recorded.parameters) {
         const auto number = ParametersNumber(group.recorded.optimizer, p);
         items.push_back(number ? builder.Int(static_cast<int64_t>(*number))
                                : builder.String(StateName(p)));
+      }
+      return builder.List(std::move(items));
+    }));
+    return AddMemberNames(group);
+  }
+
+  // An optimizer of named parameters asks for the names.  Those of a source without keys of its own
+  // are of the parameters of one rank.
+  Status AddMemberNames(const PlacedGroup& group) {
+    CKPT_ASSIGN_OR_RETURN(const auto names, RecordedMemberNames(group.recorded));
+    if (!names) return {};
+    return AddHyperParameter(group, "param_names", [&](PickleBuilder& builder) {
+      if (traits_.own_keys) return builder.Copy(RootOf(*names));
+      std::vector<NodeId> items;
+      for (const ParameterIndex p : group.recorded.parameters) {
+        items.push_back(builder.String(StateName(p)));
       }
       return builder.List(std::move(items));
     });

@@ -51,13 +51,12 @@ Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key, Copy
   return out;
 }
 
-// The dict of a group without its members.
+// The dict of a group without its members' numbers.
 Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, HyperGroup& out) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
-    // Its members are not a setting: views have other ones, or none of those names.
-    if (key.String() == "params" || key.String() == "param_names") continue;
+    if (key.String() == "params") continue;
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);

@@ -23,6 +23,8 @@ namespace {
 // The defaults that every Adam has.
 constexpr std::array<std::string_view, 4> kOfAdam = {"lr", "betas", "eps", "weight_decay"};
 
+constexpr std::string_view kMemberNames = "param_names";
+
 constexpr std::string_view kArguments = "client/args";  // of Megatron's job
 
 // A key and its value: True, False or None (nothing).
@@ -85,13 +87,28 @@ Result<std::vector<ImpliedValue>> ImpliedValues(const StepModel& step, PickleRef
 }  // namespace
 
 Result<PickleTree> RecordedHyperParameters(const Group& group) {
-  if (group.hyper_parameters.empty()) {
-    PickleBuilder builder;
-    const NodeId root = builder.Dict({});
-    return std::move(builder).Finish(root);
+  PickleBuilder builder;
+  std::vector<std::pair<NodeId, NodeId>> items;
+  if (!group.hyper_parameters.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+    for (const auto& [key, value] : RootOf(parsed.tree).Items()) {
+      if (key.String() == kMemberNames) continue;
+      const NodeId name = builder.Copy(key);
+      items.emplace_back(name, builder.Copy(value));
+    }
   }
-  CKPT_ASSIGN_OR_RETURN(ParsedPickle parsed, ParsePickle(group.hyper_parameters));
-  return std::move(parsed.tree);
+  const NodeId root = builder.Dict(items);
+  return std::move(builder).Finish(root);
+}
+
+Result<std::optional<PickleTree>> RecordedMemberNames(const Group& group) {
+  if (group.hyper_parameters.empty()) return std::nullopt;
+  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+  const PickleRef names = RootOf(parsed.tree)[kMemberNames];
+  if (!names) return std::nullopt;
+  PickleBuilder builder;
+  const NodeId root = builder.Copy(names);
+  return std::move(builder).Finish(root);
 }
 
 Result<PickleTree> TorchHyperParameters(const ShownState& shown, const ShownGroup& group,

@@ -10,9 +10,10 @@ import shutil
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from daemon import step_of
 
@@ -309,6 +310,46 @@ def test_a_rate_that_is_a_tensor_of_a_torch_file(ckptfs, tmp_path, lr):
     assert torch.equal(groups[0]['lr'], lr) and groups[0]['lr'].dtype == lr.dtype and groups[1]['lr'] == 0.5
     file, = glob.glob(f'{view}/dp2_zero1/deepspeed/*/zero/optimizer_state.pt')
     assert [group['lr'] for group in torch.load(file, weights_only=False)['param_groups'][:2]] == [lr.item(), 0.5]
+
+
+def named_job():
+    """A model and an optimizer of its named parameters, in two groups, after one step."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
+    known = list(net.named_parameters())
+    opt = torch.optim.AdamW([{'params': known[:2]}, {'params': known[2:], 'lr': 0.5}])
+    net(torch.ones(1, 3)).sum().backward()
+    opt.step()
+    return net, opt
+
+
+@pytest.mark.parametrize('source', ['file', 'dcp', 'huggingface'])
+def test_an_optimizer_of_named_parameters_is_loaded_strictly(ckptfs, tmp_path, source):
+    net, opt = named_job()
+    model, optim = get_state_dict(net, opt)
+    folder = tmp_path / 'step-5'
+    if source == 'dcp':
+        dcp.save({'model': model, 'optim': optim}, checkpoint_id=str(folder), no_dist=True)
+    elif source == 'file':
+        folder = tmp_path / 'ckpt_5.pt'
+        torch.save({'model': net.state_dict(), 'optimizer': opt.state_dict()}, folder)
+    else:
+        folder.mkdir()
+        save_file(net.state_dict(), folder / 'model.safetensors')
+        torch.save(opt.state_dict(), folder / 'optimizer.pt')
+    done = ckptfs.adopt(str(folder), 'run')
+    assert 'left out' not in done.stderr, done.stderr
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view')
+    other, fresh = named_job()
+    into = dict(zip(('model', 'optim'), get_state_dict(other, fresh)))
+    into['model'] = {name: torch.zeros_like(tensor) for name, tensor in into['model'].items()}
+    dcp.load(into, checkpoint_id=f'{view}/dp2/dcp', no_dist=True)
+    set_state_dict(other, fresh, model_state_dict=into['model'], optim_state_dict=into['optim'])
+    assert same(other.state_dict(), net.state_dict())
+    got, want = fresh.state_dict(), opt.state_dict()
+    assert got['param_groups'] == want['param_groups'] and got['param_groups'][1]['param_names'] == ['1.weight', '1.bias']
+    assert all(same(got['state'][i], want['state'][i]) for i in range(4))
+    file, = glob.glob(f'{view}/dp2_zero1/deepspeed/*/zero/optimizer_state.pt')  # flat tensors have no names
+    assert not any('param_names' in group for group in torch.load(file, weights_only=False)['param_groups'])
 
 
 def test_what_stands_in_one_dict_with_an_odd_hyper_parameter_stays_with_it(ckptfs, tmp_path):

@@ -249,7 +249,6 @@ class OptimizerWriter {
                           {pickle().String("param_groups"), listed}});
   }
 
-  // The names of an optimizer's parameters are of those that it had before they were flat.
   Result<Items> HyperParametersOf(size_t group) {
     Items items;
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree,
@@ -257,7 +256,7 @@ class OptimizerWriter {
     const PickleRef dict = RootOf(tree);
     for (const auto& [key, value] : dict.Items()) {
       const auto name = key.String();
-      if (name == "params" || name == "param_names") continue;
+      if (name == "params") continue;
       const NodeId shown = pickle().Copy(key);
       items.emplace_back(shown, pickle().Copy(value));
     }
