@@ -13,12 +13,14 @@ import sys
 import tempfile
 import tomllib
 import warnings
+from types import SimpleNamespace
 
 warnings.filterwarnings('ignore')
 
 # pylint: disable=wrong-import-position
 import torch
 from mbridge import AutoBridge
+from mbridge.models.deepseek_v3 import DeepseekV3Bridge
 from megatron.core import parallel_state
 from transformers import CONFIG_MAPPING
 
@@ -30,13 +32,14 @@ CONFIG = {'vocab_size': 96, 'hidden_size': 12, 'intermediate_size': 14, 'num_hid
 # Spellings that mbridge does not have, and those that it has.
 OTHERS = [(r'experts\.experts\.(linear_fc\d)\.weight', r'experts.\1.weight{expert}'),
           (r'experts\.local_experts\.\{expert\}\.(linear_fc\d)\.weight', r'experts.\1.weight{expert}'),
-          (r'\.input_layernorm\.weight', '.self_attention.linear_qkv.layer_norm_weight')]
+          (r'self_attention\.(q|kv)_layernorm\.weight', r'self_attention.linear_\1_up_proj.layer_norm_weight')]
+INPUT = (r'\.input_layernorm\.weight', '.self_attention.linear_qkv.layer_norm_weight')  # but for latent attention, which has it by itself
 NORMS = ('pre_mlp_layernorm.weight', 'mlp.linear_fc1.layer_norm_weight')  # dense models have the second, others the first
 
 
-def known_spelling(to, moe):
+def known_spelling(to, moe, latent):
     """The name that mbridge has for it."""
-    for pattern, other in OTHERS:
+    for pattern, other in OTHERS if latent else [*OTHERS[:-1], INPUT]:
         to = re.sub(pattern, other, to)
     return to.replace(NORMS[1 if moe else 0], NORMS[0 if moe else 1])
 
@@ -73,6 +76,10 @@ def tensor_for(name):
     return numbered(8, SIZES['hidden']) if 'norm' not in name else numbered(SIZES['hidden'])
 
 
+# Its arguments are of another core's configuration, which names do not depend on.
+DeepseekV3Bridge._build_config = lambda self: SimpleNamespace(mtp_num_layers=0)  # pylint: disable=protected-access
+
+
 def main():
     """Exits with the number of differences."""
     with tempfile.NamedTemporaryFile() as rendezvous:
@@ -89,7 +96,7 @@ def main():
             except ValueError:
                 continue  # mistral is a Llama by its names
             moe = any('expert' in name for one in rules if kind in one['model_types'] for name in one['from'])
-            name = rendered(known_spelling(rule['to'], moe))
+            name = rendered(known_spelling(rule['to'], moe, kind.startswith('deepseek')))
             if moe and '.mlp.linear_fc' in name and 'norm' not in name:
                 continue  # layers without experts, which it does not take
             names, tensors = bridge._weight_to_hf_format(name, tensor_for(name))  # pylint: disable=protected-access

@@ -38,8 +38,12 @@ Status CheckOtherStates(const StepModel& step, const StepModel& translated) {
 
 // The families' names of sizes that config.json and the step's own facts must have alike.
 constexpr std::string_view kSame[] = {"heads", "kv_heads", "head_dim"};
-// The family whose sizes are the job's own arguments', and that shapes have proved.
-constexpr std::string_view kArgumentsFamily = "megatron_core";
+// The families whose sizes are the job's own arguments', and that shapes have proved.
+constexpr std::string_view kArgumentsFamilies[] = {"megatron_core", "megatron_core_mla"};
+
+bool HasArguments(const StepModel& step) {
+  return std::ranges::find(kArgumentsFamilies, step.family) != std::end(kArgumentsFamilies);
+}
 
 // Names a way in which the job computed otherwise than the files' readers do, though its tensors
 // have the same shapes; "" where it did not.
@@ -65,7 +69,7 @@ void AddOwnSizes(const StepModel& step, ModelKind& kind) {
     const auto own = step.family_sizes.find(std::string(name));
     if (own == step.family_sizes.end()) continue;
     const auto [known, fresh] = kind.sizes.emplace(name, own->second);
-    if (fresh || known->second == own->second || step.family != kArgumentsFamily) continue;
+    if (fresh || known->second == own->second || !HasArguments(step)) continue;
     kind.conflict = StrCat("config.json says ", name, " ", known->second,
                            ", but the step's arguments and shapes ", own->second);
   }
@@ -120,7 +124,7 @@ Translations::Config Translations::ConfigOf(const StepModel& step) const {
     }
   }
   AddOwnSizes(step, out.kind);
-  if (step.family == kArgumentsFamily && out.kind.conflict.empty()) {
+  if (HasArguments(step) && out.kind.conflict.empty()) {
     out.kind.conflict = OtherWay(step);
   }
   return out;

@@ -136,8 +136,9 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
                                              ConfigSource source) {
   std::vector<std::string> lines;
   const std::string class_name = facts.architectures.empty() ? "" : facts.architectures.front();
-  CKPT_ASSIGN_OR_RETURN(const auto wanted,
+  CKPT_ASSIGN_OR_RETURN(auto wanted,
                         FindModuleNames(ModuleNamesText(), class_name, facts.model_type));
+  if (wanted) wanted->Require(facts.nulls);
   if (!wanted || !facts.quantisation.empty()) {
     if (source == ConfigSource::kWithWeights) return lines;
     lines.push_back(StrCat("names are not compared: ckptfs does not know how ", ClassOf(facts),

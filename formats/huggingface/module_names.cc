@@ -67,6 +67,19 @@ constexpr std::array<Mark, 9> kMarks = {{
     {"T", &ModuleNames::tied, &ModuleNames::optional_in_files},
 }};
 
+// "! q_lora_rank a.{b,c}.d"
+Status ReadSetting(std::string_view line, bool null, ModuleNames& names) {
+  const std::string_view whole = line;
+  const std::string_view key = TakeWord(line);
+  if (key.empty() || line.empty()) return Fail(Malformed(whole));
+  std::set<std::string> expanded;
+  Expand(line, expanded);
+  for (const std::string& name : expanded) {
+    names.by_setting.push_back({std::string(key), null, name});
+  }
+  return {};
+}
+
 // The templates that follow the lines of classes; stops at the next of those.
 Status ReadTemplates(std::string_view text, ModuleNames& names) {
   while (!text.empty() && text.starts_with("class ")) TakeLine(text);
@@ -75,6 +88,10 @@ Status ReadTemplates(std::string_view text, ModuleNames& names) {
     if (line.empty() || line.starts_with('#')) continue;
     const std::string_view whole = line;
     const std::string_view text_of_mark = TakeWord(line);
+    if (text_of_mark == "!" || text_of_mark == "0") {
+      CKPT_RETURN_IF_ERROR(ReadSetting(line, text_of_mark == "0", names));
+      continue;
+    }
     const auto mark = std::find_if(kMarks.begin(), kMarks.end(),
                                    [&](const Mark& one) { return one.text == text_of_mark; });
     if (mark == kMarks.end() || line.empty()) return Fail(Malformed(whole));
@@ -154,6 +171,14 @@ NamesFound Compare(const ModuleNames& wanted, std::span<const std::string> names
 }
 
 }  // namespace
+
+void ModuleNames::Require(const std::set<std::string, std::less<>>& nulls) {
+  for (const SettingName& one : by_setting) {
+    if (nulls.contains(one.key) != one.null) continue;
+    if (optional.contains(one.name)) required.insert(one.name);
+    if (optional_in_files.contains(one.name)) in_files.insert(one.name);
+  }
+}
 
 std::string TemplateOfName(std::string_view name) {
   std::string out;

@@ -11,11 +11,14 @@
 //            | "t" has it, but may be tied     "x" not loaded under the module's own name
 //            | "f" "+" as files spell it       "F" "?" as files spell it
 //            | "=" "+" and "f"   "~" "?" and "F"   "T" "t" and "F"
+//   setting  = ( "!" | "0" ) SP key SP template LF: of those that some have, what a model has whose
+//              config has a value there ("!") or null ("0"); among a block's lines
 //
 // Thread safety: pure functions.
 
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -30,6 +33,13 @@ namespace ckptfs::huggingface {
 // The text of module_names.txt.
 std::string_view ModuleNamesText();
 
+// A template that is required by a setting of the config.
+struct SettingName {
+  std::string key;
+  bool null = false;  // required where the value is null; else where it is not
+  std::string name;
+};
+
 struct ModuleNames {
   std::string class_name;
   std::string model_type;
@@ -41,6 +51,10 @@ struct ModuleNames {
   std::set<std::string> not_loaded;  // not loaded under the module's own name
   std::set<std::string> in_files;    // required, as files spell them
   std::set<std::string> optional_in_files;
+  std::vector<SettingName> by_setting;
+
+  // Makes those required that the config asks for; `nulls`: its keys whose values are null.
+  void Require(const std::set<std::string, std::less<>>& nulls);
 };
 
 // Returns the names of the class; else those of a class of that model type, of which only the

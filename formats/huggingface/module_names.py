@@ -57,6 +57,8 @@ def others(key, value):
         return []
     if isinstance(value, bool):
         return [not value]
+    if isinstance(value, int) and key.endswith('lora_rank'):
+        return [None]  # the projection is whole
     if isinstance(value, int) and 0 <= value <= 16 and not re.search('token|vocab|hidden_size|dim|head', key):
         return [0, 1, 2]
     if isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, str) for v in value):
@@ -65,7 +67,7 @@ def others(key, value):
 
 
 def changed(config):
-    """Copies with one setting changed."""
+    """Copies with one setting changed, and the setting's name where it became None."""
     for path, part in parts(config):
         for key, value in list(part.to_dict().items()):
             for other in others(key, value):
@@ -77,7 +79,7 @@ def changed(config):
                     setattr(at, key, other)
                 except Exception:  # pylint: disable=broad-except
                     continue
-                yield out
+                yield (None if path or other is not None else key), out
 
 
 class Names:
@@ -109,19 +111,25 @@ def survey(cls):
         config = cls.config_class()
         first = Names(cls, config)
     seen, began = [first], time.time()
-    for other in changed(config):
+    nulls = {}
+    for key, other in changed(config):
         if time.time() - began > SECONDS:
             break
         try:
             seen.append(Names(cls, other))
         except Exception:  # pylint: disable=broad-except
             continue
+        if key:
+            nulls[key] = seen[-1]
     union = lambda what: set().union(*(getattr(s, what) for s in seen))
     buffers, tied = union('buffers'), union('tied')
     needed = lambda what: {n for n in set.intersection(*(getattr(s, what) for s in seen))
                            if n not in buffers and not SPARSE.search(n)}
     out = {'+': needed('all') - tied, 't': needed('all') & tied, 'x': union('lost')}
     out['?'] = union('all') - out['+'] - out['t']
+    for key, other in nulls.items():
+        for mark, names in (f'! {key}', first.all - other.all), (f'0 {key}', other.all - first.all):
+            out[mark] = {n for n in names - buffers if not SPARSE.search(n)}
     if union('files') != union('all'):
         out['f'] = needed('files') - tied
         out['F'] = union('files') - out['f']
@@ -130,7 +138,7 @@ def survey(cls):
 
 def joined(found):
     """Names of modules that files spell alike have a mark of their own."""
-    out = {mark: set(found.get(mark, ())) for mark in '+t?xfF'}
+    out = {mark: set(found.get(mark, ())) for mark in (*'+t?xfF', *(m for m in found if ' ' in m))}
     for both, ours, theirs in ('=', '+', 'f'), ('~', '?', 'F'), ('T', 't', 'F'):
         out[both] = out[ours] & out[theirs]
         out[ours] -= out[both]

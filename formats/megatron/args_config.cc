@@ -34,7 +34,6 @@ const std::vector<Needed>& AlwaysNeeded() {
       {"apply_layernorm_1p", false},
       {"use_rope_scaling", false, true},
       {"rotary_seq_len_interpolation_factor", nullptr, true},
-      {"multi_latent_attention", false, true},
       {"attention_output_gate", false, true},
       {"window_size", nullptr, true},
       {"qk_l2_norm", false, true},
@@ -46,6 +45,21 @@ const std::vector<Needed>& AlwaysNeeded() {
       {"glu_linear_offset", 0.0, true},
       {"experimental_attention_variant", nullptr, true},
       {"apply_residual_connection_post_layernorm", false, true},
+  };
+  return needed;
+}
+
+const std::vector<Needed>& NeededOfGroups() {
+  static const std::vector<Needed> needed = {{"multi_latent_attention", false, true}};
+  return needed;
+}
+
+// DeepSeek's attention, whose queries and keys come out of a small latent, and its experts.
+const std::vector<Needed>& NeededOfLatents() {
+  static const std::vector<Needed> needed = {
+      {"multi_latent_attention", true},        {"moe_router_score_function", "sigmoid"},
+      {"moe_router_enable_expert_bias", true}, {"moe_apply_probs_on_input", false, true},
+      {"moe_latent_size", nullptr, true},
   };
   return needed;
 }
@@ -87,9 +101,12 @@ class ConfigMaker {
   MadeConfig Make() {
     Check(AlwaysNeeded());
     const bool experts = Has(".mlp.router.weight");
-    if (experts) Check(NeededOfExperts());
-    ChooseModel(experts);
+    const bool latents = Has(".self_attention.linear_kv_down_proj.weight");
+    Check(latents ? NeededOfLatents() : NeededOfGroups());
+    if (experts && !latents) Check(NeededOfExperts());
+    latents ? ChooseDeepSeek(experts) : ChooseModel(experts);
     AddShapes(experts);
+    latents ? AddLatents() : AddGroups();
     if (!why_.empty()) return {"", why_};
     return {out_.dump(2) + "\n", ""};
   }
@@ -128,6 +145,13 @@ class ConfigMaker {
     }
     Fail(StrCat("they do not say ", *names.begin()));
     return nullptr;
+  }
+  std::optional<int64_t> Whole(std::string_view name) {
+    constexpr int64_t kMost = 1 << 24;
+    const auto value = fields_[name] ? fields_[name].Int() : std::nullopt;
+    if (value && *value > 0 && *value <= kMost) return value;
+    Fail(StrCat("they do not say ", name));
+    return std::nullopt;
   }
   std::optional<bool> Flag(std::string_view name) {
     const auto value = fields_[name] ? fields_[name].Bool() : std::nullopt;
@@ -197,16 +221,11 @@ class ConfigMaker {
     out_["intermediate_size"] =
         mixtral ? Number({"moe_ffn_hidden_size", "ffn_hidden_size"}) : Number({"ffn_hidden_size"});
     out_["num_attention_heads"] = Number({"num_attention_heads"});
-    const auto grouped = Flag("group_query_attention");
-    out_["num_key_value_heads"] =
-        grouped && *grouped ? Number({"num_query_groups"}) : Number({"num_attention_heads"});
-    out_["head_dim"] = Number({"kv_channels"});
     out_["max_position_embeddings"] = Number({"max_position_embeddings"});
     out_["rms_norm_eps"] = Number({"norm_epsilon", "layernorm_epsilon"});
-    const Json base = Number({"rotary_base"});
-    out_["rope_theta"] = base;
+    out_["rope_theta"] = Number({"rotary_base"});
     out_["rope_scaling"] = nullptr;
-    out_["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", base}};
+    out_["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", out_["rope_theta"]}};
     out_["attention_bias"] = false;
     if (out_.value("model_type", "") == "llama") out_["mlp_bias"] = false;
     if (out_.value("model_type", "").starts_with("qwen")) {
@@ -216,6 +235,137 @@ class ConfigMaker {
     if (out_.value("model_type", "") == "qwen2_moe") out_["qkv_bias"] = true;
     AddVocabulary();
     for (const char* id : {"bos_token_id", "eos_token_id", "pad_token_id"}) out_[id] = nullptr;
+  }
+
+  void AddGroups() {
+    const auto grouped = Flag("group_query_attention");
+    out_["num_key_value_heads"] =
+        grouped && *grouped ? Number({"num_query_groups"}) : Number({"num_attention_heads"});
+    out_["head_dim"] = Number({"kv_channels"});
+  }
+
+  void ChooseDeepSeek(bool experts) {
+    if (!experts || !Has(".mlp.shared_experts.linear_fc1.weight") ||
+        Has(".mlp.shared_experts.gate_weight")) {
+      return Fail("no architecture of the table has latent attention with these experts");
+    }
+    out_["architectures"] = {"DeepseekV3ForCausalLM"};
+    out_["model_type"] = "deepseek_v3";
+    out_["n_routed_experts"] = Number({"num_experts"});
+    out_["moe_intermediate_size"] = Number({"moe_ffn_hidden_size"});
+    const auto shared = Whole("moe_shared_expert_intermediate_size");
+    const auto one = Whole("moe_ffn_hidden_size");
+    if (shared && one) {
+      if (*shared % *one != 0) {
+        Fail("moe_shared_expert_intermediate_size is not a multiple of moe_ffn_hidden_size");
+      }
+      out_["n_shared_experts"] = *shared / *one;
+    }
+    AddDenseLayers();
+    AddRouter();
+  }
+
+  // Layers without experts come first: `moe_layer_freq` is 1, or [0, 0, 1, ...] of all layers.
+  void AddDenseLayers() {
+    constexpr std::string_view kFrequency = "moe_layer_freq";
+    const PickleRef list = fields_[kFrequency];
+    size_t dense = 0;
+    if (list && list.IsSequence()) {
+      while (dense < list.size() && list.at(dense).Int() == 0) ++dense;
+      for (size_t i = dense; i < list.size(); ++i) {
+        if (list.at(i).Int() != 1) Fail("moe_layer_freq has dense layers between others");
+      }
+      if (Json(list.size()) != Number({"num_layers"})) Fail("moe_layer_freq is not of all layers");
+    } else if (list && list.Int() != 1) {
+      Fail("moe_layer_freq is neither 1 nor a list");
+    }
+    out_["first_k_dense_replace"] = dense;
+  }
+
+  // transformers adds up the best two of a group, Megatron as many as topk has in one.
+  void AddRouter() {
+    const auto topk = Whole("moe_router_topk");
+    out_["num_experts_per_tok"] = topk.value_or(0);
+    out_["norm_topk_prob"] = topk.value_or(0) > 1;
+    out_["n_group"] = 1;
+    out_["topk_group"] = 1;
+    if (fields_["moe_router_group_topk"] && !fields_["moe_router_group_topk"].IsNone()) {
+      const auto groups = Whole("moe_router_group_topk");
+      out_["n_group"] = Number({"moe_router_num_groups"});
+      out_["topk_group"] = groups.value_or(0);
+      if (topk && groups && *topk / *groups != 2) {
+        Fail(StrCat("moe_router_topk is ", *topk, " and moe_router_group_topk ", *groups,
+                    ": DeepSeek's groups are chosen by their best two experts"));
+      }
+    }
+    const PickleRef factor = fields_["moe_router_topk_scaling_factor"];
+    out_["routed_scaling_factor"] =
+        factor && !factor.IsNone() ? Number({"moe_router_topk_scaling_factor"}) : Json(1.0);
+  }
+
+  void AddLatents() {
+    const auto heads = Whole("num_attention_heads");
+    const auto nope = Whole("qk_head_dim");
+    const auto rope = Whole("qk_pos_emb_head_dim");
+    const auto value = Whole("v_head_dim");
+    const auto latent = Whole("kv_lora_rank");
+    if (!heads || !nope || !rope || !value || !latent) return;
+    const bool low = Has(".self_attention.linear_q_down_proj.weight");
+    const char* const queries = low ? ".linear_q_up_proj.weight" : ".linear_q_proj.weight";
+    CheckSize(queries, 2, *heads * (*nope + *rope));
+    CheckSize(".linear_kv_up_proj.weight", 2, *heads * (*nope + *value));
+    CheckSize(".linear_kv_down_proj.weight", 2, *latent + *rope);
+    CheckSize(".self_attention.linear_proj.weight", 1, *heads * *value);
+    out_["num_key_value_heads"] = *heads;
+    out_["qk_nope_head_dim"] = *nope;
+    out_["qk_rope_head_dim"] = *rope;
+    out_["v_head_dim"] = *value;
+    out_["kv_lora_rank"] = *latent;
+    out_["q_lora_rank"] = low ? Number({"q_lora_rank"}) : Json(nullptr);
+    out_["rope_interleave"] = true;
+    if (!Equal(out_["rms_norm_eps"], 1e-6)) {
+      Fail(StrCat("norm_epsilon is ", out_["rms_norm_eps"].dump(),
+                  ": transformers' norms of latents have 1e-06"));
+    }
+    AddRope();
+  }
+
+  // A core has what its arguments cannot say as its configuration's default
+  // (MLATransformerConfig of 0.16.1).
+  void AddRope() {
+    const auto type = fields_["rope_type"] ? fields_["rope_type"].String() : std::nullopt;
+    const auto number = [&](std::string_view name, Json other) {
+      const auto given = ValueOf(fields_[name]);
+      return given && given->is_number() ? *given : other;
+    };
+    const Json all = number("mscale_all_dim", 0.0);
+    if (type == "rope" && Equal(all, 0)) return;
+    if (type == "rope") return Fail("mscale_all_dim is not 0 with rope_type rope");
+    if (type != "yarn") return Fail("they do not say rope_type");
+    const Json scale = number("mscale", 1.0);
+    if (Equal(all, 0) && !Equal(scale, 1)) Fail("mscale is not 1 and mscale_all_dim 0");
+    out_["rope_parameters"] = {
+        {"rope_type", "yarn"},
+        {"rope_theta", out_["rope_theta"]},
+        {"factor", Number({"rotary_scaling_factor"})},
+        {"original_max_position_embeddings", number("original_max_position_embeddings", 4096)},
+        {"beta_fast", number("beta_fast", 32)},
+        {"beta_slow", number("beta_slow", 1)},
+        {"mscale", scale},
+        {"mscale_all_dim", all}};
+    out_["rope_scaling"] = out_["rope_parameters"];
+    out_["rope_scaling"]["type"] = "yarn";
+  }
+
+  // The first tensor of the ending has so many elements along its dimension, counted from the last.
+  void CheckSize(std::string_view ending, size_t from_last, int64_t elements) {
+    const auto found = std::ranges::find_if(
+        tensors_, [&](const StateDict::Tensor& tensor) { return tensor.name.ends_with(ending); });
+    if (found == tensors_.end() || found->shape.size() < from_last) return;
+    const uint64_t size = found->shape[found->shape.size() - from_last];
+    if (size == static_cast<uint64_t>(elements)) return;
+    Fail(StrCat("'", found->name, "' is of ", size, " elements, but by the arguments of ",
+                elements));
   }
 
   void AddVocabulary() {

@@ -19,10 +19,12 @@ namespace ckptfs::megatron {
 namespace {
 
 constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
-// The norm before the experts of a layer, as Transformer Engine's and the local specification of
-// the layers name it.
-constexpr std::string_view kNormOfEngine = "pre_mlp_layernorm.weight";
-constexpr std::string_view kNormOfLocal = "mlp.linear_fc1.layer_norm_weight";
+// A norm as two specifications of the layers name it.  The first is the dialect's word; a layer
+// without experts of Transformer Engine has the second of the first row.
+constexpr std::pair<std::string_view, std::string_view> kNorms[] = {
+    {"pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"},
+    {"self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.q_layernorm.weight"},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", "self_attention.kv_layernorm.weight"}};
 
 // The tensors of one name, of all layers or of none.
 struct Stack {
@@ -194,17 +196,20 @@ class Collector {
     return {};
   }
 
-  // The norm before the experts under the other specification's name.
+  // A norm under the other specification's name.
   void AddOtherName(const Stack& stack, const std::string& prefix) {
-    if (step_.facts.modules || !stack.after.ends_with(kNormOfEngine)) return;
-    const size_t at = stack.after.size() - kNormOfEngine.size();
-    const bool word = at == 0 || stack.after[at - 1] == '.';
-    if (stack.before.empty() || !word) return;
-    dcp::BoxEntry other = entries_.back();
-    other.key = StrCat(prefix, stack.before, stack.after.substr(0, at), kNormOfLocal);
-    other.path = {{other.key, {}}};
-    other.bytes_of = entries_.size() - 1;
-    entries_.push_back(std::move(other));
+    if (step_.facts.modules || stack.before.empty()) return;
+    for (const auto& [name, other] : kNorms) {
+      if (!stack.after.ends_with(name)) continue;
+      const size_t at = stack.after.size() - name.size();
+      if (at > 0 && stack.after[at - 1] != '.') continue;
+      dcp::BoxEntry entry = entries_.back();
+      entry.key = StrCat(prefix, stack.before, stack.after.substr(0, at), other);
+      entry.path = {{entry.key, {}}};
+      entry.bytes_of = entries_.size() - 1;
+      entries_.push_back(std::move(entry));
+      return;
+    }
   }
 
   // How the layout's ranks divide each layer's tensor.

@@ -89,6 +89,13 @@ std::optional<uint64_t> NumberAt(const json& object, std::initializer_list<const
   return std::nullopt;
 }
 
+void AddNulls(const json& object, std::set<std::string, std::less<>>& out) {
+  if (!object.is_object()) return;
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_null()) out.insert(key);
+  }
+}
+
 // A config of a part (text_config), not of how weights are packed.
 bool IsPart(std::string_view key) {
   return key.ends_with("_config") && key != "quantization_config";
@@ -217,6 +224,10 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   facts.layers = NumberAt(parsed, {"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
   facts.vocabulary = NumberAt(parsed, {"vocab_size"});
   facts.hidden = NumberAt(parsed, {"hidden_size", "n_embd"});
+  AddNulls(parsed, facts.nulls);
+  if (const auto text = parsed.find("text_config"); text != parsed.end()) {
+    AddNulls(*text, facts.nulls);
+  }
   const auto names = parsed.find("architectures");
   for (size_t i = 0; names != parsed.end() && names->is_array() && i < names->size(); ++i) {
     if ((*names)[i].is_string()) facts.architectures.push_back((*names)[i].get<std::string>());

@@ -11,7 +11,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +37,7 @@ struct ConfigFacts {
   uint64_t predictors = 0;  // layers behind those that predict tokens beyond the next
   std::optional<uint64_t> vocabulary;
   std::optional<uint64_t> hidden;
+  std::set<std::string, std::less<>> nulls;  // keys of it and of its text_config, without a value
 };
 
 // kInvalid unless the text is a JSON object.  A value that is not of the expected type

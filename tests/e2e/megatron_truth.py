@@ -22,13 +22,16 @@ STATES = 'optimizer.state.'
 # The sizes of transformers' fixtures, in make_megatron's words; their vocabulary of 250 is padded by the run.
 TINY = {'layers': 2, 'hidden': 48, 'heads': 6, 'groups': 2, 'channels': 8, 'ffn': 104, 'vocab': 256, 'eps': 1e-6}
 MODELS = {'llama': TINY, 'qwen2': {**TINY, 'bias': True, 'tied': True}, 'mixtral': {**TINY, 'experts': 4, 'eps': 1e-5, 'base': 1000000}}
+# make_megatron's DeepSeek: its sizes, and those of its latents
+LATENT = {'q_lora_rank': 12, 'kv_lora_rank': 8, 'qk_head_dim': 6, 'qk_pos_emb_head_dim': 4, 'v_head_dim': 5, 'rope_type': 'rope'}
+DEEPSEEK = {'experts': 4, 'ffn': 24, 'shared': 48, 'eps': 1e-6}
 # make_megatron's own, as they were saved
 OWN = {'llama': {}, 'tied': {'tied': True, 'channels': 8, 'dtype': 'float32'}, 'qwen2': {'bias': True, 'groups': 2},
        'qwen3': {'norm': True, 'channels': 8}, 'mixtral': {'experts': 4}, 'qwen3_moe': {'experts': 4, 'norm': True},
-       'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'newest': {}, 'buckets': {}, 'plain_adam': {}}
+       'qwen2_moe': {'experts': 4, 'bias': True, 'shared': 24}, 'deepseek': {**DEEPSEEK, 'latent': LATENT}, 'newest': {}, 'buckets': {}, 'plain_adam': {}}
 GROUP = {'lr': 1e-2, 'eps': 1e-8, 'step': 2}
 # Models whose logits are compared, too
-LOGITS = ('llama', 'tied', 'qwen2_moe', 'qwen2_zero2', 'mixtral_zero2', 'qwen2', 'mixtral')
+LOGITS = ('llama', 'tied', 'qwen2_moe', 'deepseek', 'qwen2_zero2', 'mixtral_zero2', 'qwen2', 'mixtral')
 
 
 def stacked(live):
@@ -78,6 +81,29 @@ def mcore_of(files, c):
                     'mlp.linear_fc2.weight': of['mlp.down_proj.weight']}
         layers.append(one)
     return out | {BLOCK + key: torch.stack([one[key] for one in layers]) for key in layers[0]}
+
+
+def deepseek_of(files, layers, dense):
+    """The same of DeepSeek; the first `dense` layers do not have experts, so that each layer is by itself."""
+    latents = {'self_attention.linear_proj': 'self_attn.o_proj', 'self_attention.linear_q_down_proj': 'self_attn.q_a_proj',
+               'self_attention.q_layernorm': 'self_attn.q_a_layernorm', 'self_attention.linear_q_up_proj': 'self_attn.q_b_proj',
+               'self_attention.linear_kv_down_proj': 'self_attn.kv_a_proj_with_mqa', 'self_attention.kv_layernorm': 'self_attn.kv_a_layernorm',
+               'self_attention.linear_kv_up_proj': 'self_attn.kv_b_proj', 'input_layernorm': 'input_layernorm',
+               'pre_mlp_layernorm': 'post_attention_layernorm'}
+    out = {'embedding.word_embeddings.weight': files['model.embed_tokens.weight'],
+           'decoder.final_layernorm.weight': files['model.norm.weight'], 'output_layer.weight': files['lm_head.weight']}
+    for layer in range(layers):
+        of = {k.removeprefix(f'model.layers.{layer}.'): v for k, v in files.items() if k.startswith(f'model.layers.{layer}.')}
+        one = {f'{ours}.weight': of[f'{theirs}.weight'] for ours, theirs in latents.items()}
+        for ours, theirs in [('mlp', 'mlp')] if layer < dense else [('mlp.shared_experts', 'mlp.shared_experts')]:
+            one |= {f'{ours}.linear_fc1.weight': torch.cat([of[f'{theirs}.gate_proj.weight'], of[f'{theirs}.up_proj.weight']]),
+                    f'{ours}.linear_fc2.weight': of[f'{theirs}.down_proj.weight']}
+        if layer >= dense:
+            one |= {'mlp.router.weight': of['mlp.gate.weight'], 'mlp.router.expert_bias': of['mlp.gate.e_score_correction_bias'],
+                    'mlp.experts.experts.linear_fc1.weight': of['mlp.experts.gate_up_proj'],
+                    'mlp.experts.experts.linear_fc2.weight': of['mlp.experts.down_proj']}
+        out |= {f'{BLOCK}{layer}.{key}': tensor for key, tensor in one.items()}
+    return out
 
 
 def engine_truth(name, c):

@@ -21,7 +21,7 @@ from megatron_forms import as_the_newest_cores_save, rewrite
 LAYERS, HEADS = 4, 8
 # name: (groups, channels, experts of one layer)
 MODELS = {'llama': (4, 4, 0), 'tied': (4, 8, 0), 'qwen2': (2, 4, 0), 'qwen3': (4, 8, 0), 'mixtral': (4, 4, 4),
-          'qwen3_moe': (4, 4, 4), 'qwen2_moe': (4, 4, 4)}
+          'qwen3_moe': (4, 4, 4), 'qwen2_moe': (4, 4, 4), 'deepseek': (0, 0, 4), 'deepseek_yarn': (0, 0, 4)}
 KINDS = {'master': 'param', 'exp_avg': 'exp_avg', 'exp_avg_sq': 'exp_avg_sq'}
 BLOCK = 'decoder.layers.'
 
@@ -59,7 +59,7 @@ def by_layer(stored):
     """One tensor for each layer, under the module's names."""
     out = {}
     for key, tensor in stored.items():
-        if not key.startswith(BLOCK):
+        if not key.startswith(BLOCK) or key[len(BLOCK)].isdigit():  # layers that differ are saved one by one
             out[key] = tensor
             continue
         for layer in range(LAYERS):
@@ -73,42 +73,73 @@ def apart(qkv, groups, channels):
     return [grouped[:, rows].reshape(-1, *qkv.shape[1:]) for rows in (slice(-2), slice(-2, -1), slice(-1, None))]
 
 
+def attention_of(of, groups, channels):
+    """A layer's attention, and its norm, as transformers names them."""
+    out = {'input_layernorm.weight': of['self_attention.linear_qkv.layer_norm_weight'],
+           'self_attn.o_proj.weight': of['self_attention.linear_proj.weight']}
+    for kind in ('weight', 'bias'):
+        if f'self_attention.linear_qkv.{kind}' in of:
+            for part, tensor in zip('qkv', apart(of[f'self_attention.linear_qkv.{kind}'], groups, channels)):
+                out[f'self_attn.{part}_proj.{kind}'] = tensor
+    for part in 'qk':
+        if f'self_attention.{part}_layernorm.weight' in of:
+            out[f'self_attn.{part}_norm.weight'] = of[f'self_attention.{part}_layernorm.weight']
+    return out
+
+
+LATENTS = {'input_layernorm': 'input_layernorm', 'self_attention.linear_proj': 'self_attn.o_proj', 'self_attention.linear_q_proj': 'self_attn.q_proj',
+           'self_attention.linear_q_down_proj': 'self_attn.q_a_proj', 'self_attention.q_layernorm': 'self_attn.q_a_layernorm',
+           'self_attention.linear_q_up_proj': 'self_attn.q_b_proj', 'self_attention.linear_kv_down_proj': 'self_attn.kv_a_proj_with_mqa',
+           'self_attention.kv_layernorm': 'self_attn.kv_a_layernorm', 'self_attention.linear_kv_up_proj': 'self_attn.kv_b_proj'}
+
+
+def latent_attention_of(of):
+    """The same of DeepSeek."""
+    return {f'{theirs}.weight': of[f'{ours}.weight'] for ours, theirs in LATENTS.items() if f'{ours}.weight' in of}
+
+
+def gated(of, at, parts=('gate_proj', 'up_proj', 'down_proj')):
+    """The three parts of one network whose gate and input Megatron has in one tensor."""
+    gate, up = of[f'{at}.linear_fc1.weight'].chunk(2)
+    return dict(zip((f'{part}.weight' for part in parts), (gate, up, of[f'{at}.linear_fc2.weight'])))
+
+
+def mlp_of(of, mixtral):
+    """A layer's network or experts, and the norm before them."""
+    norm = of.get('mlp.linear_fc1.layer_norm_weight', of.get('pre_mlp_layernorm.weight'))
+    out = {'post_attention_layernorm.weight': norm}
+    if 'mlp.router.weight' not in of:
+        return out | {f'mlp.{key}': tensor for key, tensor in gated(of, 'mlp').items()}
+    moe, parts = ('block_sparse_moe', ('w1', 'w3', 'w2')) if mixtral else ('mlp', ('gate_proj', 'up_proj', 'down_proj'))
+    out[f'{moe}.gate.weight'] = of['mlp.router.weight']
+    if 'mlp.router.expert_bias' in of:
+        out[f'{moe}.gate.e_score_correction_bias'] = of['mlp.router.expert_bias']
+    for expert in range(4):
+        one = {key: of[f'mlp.experts.experts.{key}'][expert] for key in ('linear_fc1.weight', 'linear_fc2.weight')}
+        own = gated({f'own.{key}': tensor for key, tensor in one.items()}, 'own', parts)
+        out |= {f'{moe}.experts.{expert}.{key}': tensor for key, tensor in own.items()}
+    gate = of.get('mlp.shared_experts.gate_weight')
+    if gate is not None:
+        out['mlp.shared_expert_gate.weight'] = gate
+    if 'mlp.shared_experts.linear_fc1.weight' in of:
+        where = 'mlp.shared_experts' if gate is None else 'mlp.shared_expert'
+        out |= {f'{where}.{key}': tensor for key, tensor in gated(of, 'mlp.shared_experts').items()}
+    return out
+
+
 def files_of(stored, name):
     """The tensors that transformers' files have."""
-    groups, channels, experts = MODELS[name]
+    groups, channels, _ = MODELS[name]
     out = {'model.embed_tokens.weight': stored['embedding.word_embeddings.weight'],
            'model.norm.weight': stored['decoder.final_layernorm.weight']}
     if 'output_layer.weight' in stored:
         out['lm_head.weight'] = stored['output_layer.weight']
-    moe, parts = ('block_sparse_moe', ('w1', 'w3', 'w2')) if name == 'mixtral' else ('mlp', ('gate_proj', 'up_proj', 'down_proj'))
+    stored = by_layer(stored)
     for layer in range(LAYERS):
-        at = f'model.layers.{layer}.'
-        of = {k.removeprefix(BLOCK): v[layer] for k, v in stored.items() if k.startswith(BLOCK)}
-        out[at + 'input_layernorm.weight'] = of['self_attention.linear_qkv.layer_norm_weight']
-        out[at + 'post_attention_layernorm.weight'] = of['mlp.linear_fc1.layer_norm_weight']
-        out[at + 'self_attn.o_proj.weight'] = of['self_attention.linear_proj.weight']
-        for kind in ('weight', 'bias'):
-            if f'self_attention.linear_qkv.{kind}' in of:
-                for part, tensor in zip('qkv', apart(of[f'self_attention.linear_qkv.{kind}'], groups, channels)):
-                    out[f'{at}self_attn.{part}_proj.{kind}'] = tensor
-        for part in 'qk':
-            if f'self_attention.{part}_layernorm.weight' in of:
-                out[f'{at}self_attn.{part}_norm.weight'] = of[f'self_attention.{part}_layernorm.weight']
-        if not experts:
-            gate, up = of['mlp.linear_fc1.weight'].chunk(2)
-            out |= {at + 'mlp.gate_proj.weight': gate, at + 'mlp.up_proj.weight': up,
-                    at + 'mlp.down_proj.weight': of['mlp.linear_fc2.weight']}
-            continue
-        out[f'{at}{moe}.gate.weight'] = of['mlp.router.weight']
-        for expert in range(experts):
-            gate, up = of['mlp.experts.experts.linear_fc1.weight'][expert].chunk(2)
-            for part, tensor in zip(parts, (gate, up, of['mlp.experts.experts.linear_fc2.weight'][expert])):
-                out[f'{at}{moe}.experts.{expert}.{part}.weight'] = tensor
-        if 'mlp.shared_experts.gate_weight' in of:
-            gate, up = of['mlp.shared_experts.linear_fc1.weight'].chunk(2)
-            out |= {at + 'mlp.shared_expert.gate_proj.weight': gate, at + 'mlp.shared_expert.up_proj.weight': up,
-                    at + 'mlp.shared_expert.down_proj.weight': of['mlp.shared_experts.linear_fc2.weight'],
-                    at + 'mlp.shared_expert_gate.weight': of['mlp.shared_experts.gate_weight']}
+        begins = f'{BLOCK}{layer}.'
+        of = {k.removeprefix(begins): v for k, v in stored.items() if k.startswith(begins)}
+        parts = {**(attention_of(of, groups, channels) if groups else latent_attention_of(of)), **mlp_of(of, name == 'mixtral')}
+        out |= {f'model.layers.{layer}.{key}': tensor for key, tensor in parts.items()}
     return out
 
 
@@ -191,7 +222,7 @@ def test_transformers_computes_the_logits_of_the_source(shown, saved, name):
     assert truth['logits'].std() > 0.01  # not all alike
 
 
-@pytest.mark.parametrize('name', ['llama', 'qwen3', 'mixtral'])
+@pytest.mark.parametrize('name', ['llama', 'qwen3', 'mixtral', 'deepseek'])
 def test_moments_follow_every_map(shown, saved, name):
     weights, states = plain_of(saved, name)
     state = read_dcp(view(shown[0], name, 'hf') + '/dcp')
@@ -232,7 +263,10 @@ def test_files_are_shown_as_megatron_names_them(shown, saved, name, ckptfs):
     weights, _ = plain_of(saved, name)
     want = by_layer(weights)
     if MODELS[name][2]:  # Transformer Engine's name, where experts follow
-        want = {k.replace('mlp.linear_fc1.layer_norm_weight', 'pre_mlp_layernorm.weight'): v for k, v in want.items()}
+        engine = {'mlp.linear_fc1.layer_norm_weight': 'pre_mlp_layernorm.weight',
+                  **{f'self_attention.{part}_layernorm.weight': f'self_attention.linear_{part}_up_proj.layer_norm_weight'
+                     for part in ('q', 'kv') if not MODELS[name][0]}}
+        want = {next((k.replace(a, b) for a, b in engine.items() if k.endswith(a)), k): v for k, v in want.items()}
     if name == 'tied':
         assert torch.equal(got.pop('output_layer.weight'), want['embedding.word_embeddings.weight'])
     assert_same(got, want, name)
@@ -380,3 +414,17 @@ def test_arguments_that_contradict_the_tensors_name_no_file(saved, ckptfs, tmp_p
     assert not os.path.exists(view(mount, 'run', 'tp1') + '/huggingface')
     assert not os.path.exists(view(mount, 'run', 'hf') + '/rank0')
     assert os.path.exists(view(mount, 'run', 'tp1') + '/rank0/model.pt')
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'norm_epsilon': 1e-5}, 'norms of latents'), ({'moe_layer_freq': [1, 0, 1, 1]}, 'dense layers between others'), ({'moe_layer_freq': 2}, 'neither 1'),
+    ({'rope_type': None}, 'do not say rope_type'), ({'qk_head_dim': 5}, 'by the arguments'), ({'v_head_dim': 6}, 'by the arguments'),
+    ({'kv_lora_rank': 9}, 'by the arguments'), ({'moe_router_group_topk': 2}, 'best two experts'), ({'mscale_all_dim': 1.0}, 'mscale_all_dim'),
+    ({'rope_type': 'yarn', 'rotary_scaling_factor': 4.0, 'mscale': 0.7}, 'mscale is not 1'), ({'moe_router_score_function': 'softmax'}, 'sigmoid'),
+    ({'moe_shared_expert_intermediate_size': 50}, 'not a multiple'), ({'apply_layernorm_1p': True}, 'apply_layernorm_1p')])
+def test_a_deepseek_that_transformers_would_compute_otherwise_has_no_config(saved, ckptfs, tmp_path, change, words):
+    change_args(copy(saved, 'deepseek', f'{tmp_path}/run'), **change)
+    ckptfs.adopt(f'{tmp_path}/run', 'run')
+    notes = info(ckptfs, 'run')['notes']
+    assert any('no config.json' in note and words in note for note in notes), notes
+    assert not os.path.exists(view(ckptfs.mount(), 'run', 'tp1') + '/huggingface')

@@ -15,25 +15,25 @@ import zipfile
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import daemon
 from megatron_forms import as_the_newest_cores_save
-from megatron_truth import (BLOCK, ENGINES, GROUP, LOGITS, MEGATRON, MODELS, OWN, STATES, TINY, engine_truth, fsdp_truth, keep_logits, mcore_of,
-                            own_truth, samples_of, stacked, step_in)
+from megatron_truth import (BLOCK, DEEPSEEK, ENGINES, GROUP, LATENT, LOGITS, MEGATRON, MODELS, OWN, STATES, TINY, deepseek_of, engine_truth,
+                            fsdp_truth, keep_logits, mcore_of, own_truth, samples_of, stacked, step_in)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WIDE = {'layers': 2, 'hidden': 1024, 'heads': 16, 'groups': 8, 'channels': 64, 'ffn': 2816, 'vocab': 2048, 'eps': 1e-6}
 VIRTUAL = 'pp2_dp2'  # this one with two chunks a stage
 # (source, [tp, pp, ep], layout).  `newest` is llama in the form that cores from 0.19 on save.  megatron_pairs.py has three of each source.
 CELLS = [('llama', [4, 1, 1], 'tp4'), ('llama', [1, 2, 1], VIRTUAL), ('tied', [4, 1, 1], 'tp4'), ('qwen3', [2, 2, 1], 'tp2_pp2'),
-         ('mixtral', [1, 1, 4], 'dp4_ep4'), ('qwen2_moe', [1, 1, 2], 'dp4_ep2'), ('newest', [2, 1, 1], 'tp2'), ('buckets', [4, 1, 1], 'tp4')]
+         ('mixtral', [1, 1, 4], 'dp4_ep4'), ('qwen2_moe', [1, 1, 2], 'dp4_ep2'), ('deepseek', [1, 1, 4], 'dp4_ep4'), ('newest', [2, 1, 1], 'tp2'), ('buckets', [4, 1, 1], 'tp4')]
 ENGINE_CELLS = [('llama_zero3', [1, 2, 1], 'pp2'), ('qwen2_zero2', [2, 1, 1], 'tp2_dp2'), ('mixtral_zero2', [1, 1, 2], 'dp4_ep2'),
                 ('llama', [1, 2, 1], 'pp2')]
 if os.environ.get('CKPTFS_LONG'):
     CELLS += [('mixtral', [1, 2, 1], 'pp2_dp2'), ('qwen3_moe', [2, 1, 2], 'tp2_dp2_ep2'), ('plain_adam', [1, 2, 1], 'pp2'),
               ('llama', [1, 4, 1], 'pp4'), ('qwen3_moe', [1, 1, 1], 'dp4'), ('llama', [1, 1, 1], 'tp2_pp2'), ('qwen2', [1, 2, 1], 'pp2'),
-              ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2')]
+              ('qwen2_moe', [1, 2, 2], 'pp2_dp2_ep2'), ('deepseek', [1, 2, 2], 'pp2_dp2_ep2')]
     ENGINE_CELLS += [('llama_autotp2', [2, 2, 1], 'tp2_pp2'), ('mixtral_zero1', [1, 2, 1], 'pp2'), ('mixtral', [1, 1, 4], 'dp4_ep4'),
                      ('llama_zero1', [2, 1, 1], 'tp2'), ('qwen2_autotp2', [1, 2, 1], 'pp2'), ('qwen2', [2, 1, 1], 'tp2')]
 # A job in fp32 loads what FSDP2 saved as it is; one in bf16 weights that are rounded, and masters that are not.
@@ -47,6 +47,28 @@ def save_wide(folder):
                                          num_key_value_heads=8, tie_word_embeddings=False, dtype=torch.bfloat16)).to(torch.bfloat16)
     model.save_pretrained(folder)
     return mcore_of(model.state_dict(), WIDE)
+
+
+def save_deepseek(folder):
+    """DeepSeek V3 as save_pretrained writes it, with dense layers first and yarn's rope; its truth, and what it computes."""
+    torch.manual_seed(5)
+    rope = {'rope_type': 'yarn', 'rope_theta': 10000.0, 'factor': 4.0, 'original_max_position_embeddings': 4096, 'beta_fast': 32, 'beta_slow': 1,
+            'mscale': 0.7, 'mscale_all_dim': 1.0}
+    config = DeepseekV3Config(
+        vocab_size=128, hidden_size=32, intermediate_size=24, moe_intermediate_size=24, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=8, n_shared_experts=2, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1,
+        kv_lora_rank=8, q_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, routed_scaling_factor=2.5, rms_norm_eps=1e-6,
+        rope_parameters=rope, tie_word_embeddings=False, dtype=torch.bfloat16, max_position_embeddings=64)
+    model = DeepseekV3ForCausalLM(config).to(torch.bfloat16).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith('e_score_correction_bias'):
+            buffer.data = torch.randn(4) / 10
+    model.save_pretrained(folder)
+    truth = deepseek_of(model.state_dict(), 4, 1)
+    tokens = torch.randint(0, 90, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.save({'tokens': tokens, 'logits': model.float()(tokens).logits}, f'{folder}.logits')
+    return {k: v.clone() for k, v in truth.items()}
 
 
 @pytest.fixture(scope='module')
@@ -66,6 +88,8 @@ def loads(tmp_path_factory):
     program.adopt(f'{folder}/fsdp/ckpt', 'fsdp')
     wide = save_wide(f'{folder}/wide')
     program.adopt(f'{folder}/wide', 'wide')
+    deepseek = save_deepseek(f'{folder}/deepseek')
+    program.adopt(f'{folder}/deepseek', 'deepseek')
     mount = program.mount()
     tasks = []
 
@@ -92,6 +116,8 @@ def loads(tmp_path_factory):
     for dtype, degrees, layout in FSDP_CELLS:
         add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype))
     add('wide', WIDE, [4, 1, 1], 'tp4', 'raise_unexpected', wide, most=1.1)
+    latents = {**LATENT, 'rope_type': 'yarn', 'rotary_scaling_factor': 4.0, 'mscale': 0.7, 'mscale_all_dim': 1.0}
+    add('deepseek', {**DEEPSEEK, 'latent': latents}, [1, 1, 2], 'dp4_ep2', 'raise_unexpected', deepseek, f'{folder}/deepseek.logits')
     changed = own_truth('llama')
     changed[f'{STATES}exp_avg.{BLOCK}mlp.linear_fc1.weight'][3, 95, 31] += 1e-3
     add('own_llama', OWN['llama'], [1, 2, 1], 'pp2', 'raise_all', changed)
@@ -149,6 +175,10 @@ def test_common_pt_of_other_sources_has_no_classes(loads):
             pickled = file.read()
         named = {arg for op, arg, _ in pickletools.genops(pickled) if op.name in ('GLOBAL', 'STACK_GLOBAL')}
         assert named == {'argparse Namespace'}, (run, named)
+
+
+def test_megatron_computes_what_deepseek_of_transformers_does(loads):
+    assert loads[0]['deepseek dp4_ep2'] == []
 
 
 def test_ranks_read_little_more_than_they_get(loads):

@@ -95,6 +95,23 @@ TEST(ModuleNamesTest, NumbersAreWholeComponents) {
   EXPECT_EQ(TemplateOfName(""), "");
 }
 
+// DeepSeek's queries come out of a latent, or do not: q_lora_rank says which tensors there are.
+TEST(ModuleNamesTest, ASettingOfTheConfigSaysWhichNamesAreThere) {
+  constexpr std::string_view text = "class A a m\n~ m.{a,b,q}\n! rank m.{a,b}\n0 rank m.q\n= m.w\n";
+  const auto missing = [&](std::set<std::string, std::less<>> nulls,
+                           std::vector<std::string> names) {
+    ModuleNames wanted = FindModuleNames(text, "A", "").value().value();
+    wanted.Require(nulls);
+    return CompareNames(wanted, names, true).missing;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(missing({}, {"m.a", "m.b", "m.w"}), Names());
+  EXPECT_EQ(missing({}, {"m.q", "m.w"}), (Names{"m.a", "m.b"}));
+  EXPECT_EQ(missing({"rank"}, {"m.q", "m.w"}), Names());
+  EXPECT_EQ(missing({"rank", "other"}, {"m.a", "m.b", "m.w"}), Names{"m.q"});
+  EXPECT_FALSE(FindModuleNames("class A a m\n! rank\n", "A", ""));
+}
+
 TEST(ModuleNamesTest, AnotherFormIsRefused) {
   EXPECT_FALSE(FindModuleNames("class A a\n", "A", ""));
   EXPECT_FALSE(FindModuleNames("class A a m\n- x\n", "A", ""));
@@ -122,6 +139,10 @@ TEST(ModuleNamesTest, TheShippedTextIsOfThatForm) {
   EXPECT_TRUE(llama.required.contains("model.layers.#.self_attn.q_proj.weight"));
   EXPECT_TRUE(llama.optional.contains("model.layers.#.self_attn.q_proj.bias"));
   EXPECT_TRUE(llama.tied.contains("lm_head.weight"));
+  auto deepseek = FindModuleNames(ModuleNamesText(), "DeepseekV3ForCausalLM", "").value().value();
+  deepseek.Require({"q_lora_rank"});
+  EXPECT_TRUE(deepseek.in_files.contains("model.layers.#.self_attn.q_proj.weight"));
+  EXPECT_FALSE(deepseek.in_files.contains("model.layers.#.self_attn.q_b_proj.weight"));
   const auto mixtral = FindModuleNames(ModuleNamesText(), "MixtralForCausalLM", "").value().value();
   EXPECT_TRUE(mixtral.optional.contains("model.layers.#.mlp.experts.gate_up_proj"));
   EXPECT_TRUE(
