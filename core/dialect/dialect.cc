@@ -263,11 +263,12 @@ Result<std::vector<const toml::table*>> DialectParser::Tables(const toml::table&
 }
 
 Result<DialectTable> DialectParser::Parse(const toml::table& file) {
-  CKPT_RETURN_IF_ERROR(OnlyKeys(file, {"name", "description", "map", "same"}));
+  CKPT_RETURN_IF_ERROR(OnlyKeys(file, {"name", "description", "whole", "map", "same"}));
   CKPT_ASSIGN_OR_RETURN(table_.name_, Text(file, "name"));
   if (table_.name_.empty()) {
     return Fail(ErrorCode::kInvalid, StrCat(origin_, ": 'name' is missing"));
   }
+  table_.whole_ = file["whole"].value_or(false);
   CKPT_ASSIGN_OR_RETURN(const auto maps, Tables(file, "map"));
   for (const toml::table* map : maps) {
     CKPT_ASSIGN_OR_RETURN(MapRule rule, ParseMap(*map));

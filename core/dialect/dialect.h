@@ -6,6 +6,7 @@
 // what the libraries themselves write.
 //
 //   name = "hf5"
+//   whole = false          # true: every tensor of a model has a rule
 //   [[map]]
 //   model_types = ["mixtral"]
 //   to = "model.layers.{layer}.mlp.experts.gate_up_proj"
@@ -101,6 +102,8 @@ class DialectTable {
   static Result<DialectTable> Parse(std::string_view toml, std::string_view origin);
 
   const std::string& name() const { return name_; }
+  // True if every tensor of its models has a rule: a model of which few names are known is another.
+  bool whole() const { return whole_; }
   // The rules of a model type, in the table's order; none where its names are the same in both.
   std::vector<const MapRule*> RulesOf(std::string_view model_type) const;
   // True if the table says how models of the type are named.
@@ -109,6 +112,7 @@ class DialectTable {
  private:
   friend class DialectParser;
   std::string name_;
+  bool whole_ = false;
   std::vector<MapRule> rules_;
   std::set<std::string, std::less<>> same_;
 };

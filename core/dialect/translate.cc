@@ -349,7 +349,7 @@ class Translator {
 
 // How many names are those of one side alone, and of neither.
 struct SideCount {
-  uint64_t files = 0, modules = 0, nobodys = 0;
+  uint64_t files = 0, modules = 0, known = 0, nobodys = 0;
   std::string file, module;  // the first of each
 };
 
@@ -360,7 +360,7 @@ SideCount CountSides(const StepModel& step, std::span<const MapRule* const> rule
     for (const RuleSide& side : SidesOf(rules, NormaliseName(name))) {
       (side.file ? file : module) = true;
     }
-    count.nobodys += !file && !module;
+    ++(file || module ? count.known : count.nobodys);
     if (file == module) return;
     if (++(file ? count.files : count.modules) == 1) (file ? count.file : count.module) = name;
   };
@@ -413,6 +413,12 @@ DialectEvidence FindDialect(const StepModel& step, const DialectTable& table, Di
     return out;
   }
   const bool from_files = count.files > 0;
+  if (table.whole() && count.known <= count.nobodys) {
+    out.why = StrCat("models of type '", kind.model_type, "' have the name '",
+                     from_files ? count.file : count.module, "', but not ", count.nobodys,
+                     " others of its names");
+    return out;
+  }
   if (from_files && looked_for == LookedFor::kModules) return out;
   if (!kind.conflict.empty()) {
     out.why = kind.conflict;

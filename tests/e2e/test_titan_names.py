@@ -130,5 +130,13 @@ def test_a_base_model_of_transformers_is_not_torchtitans(shown, tmp_path):
         assert json.load(file)['model_type'] == 'llama'
     program.adopt(tmp_path / 'base', 'base')
     program.run('export', '--store', program.store, 'base', 'tp1/huggingface', tmp_path / 'out')
-    loaded = AutoModel.from_pretrained(tmp_path / 'out', dtype=torch.float32)
-    assert_same(loaded.state_dict(), model.state_dict())
+    assert_same(load_file(tmp_path / 'out' / 'model.safetensors'), load_file(tmp_path / 'base' / 'model.safetensors'))
+    save_job(str(tmp_path / 'job'), model.state_dict(), tmp_path / 'base' / 'config.json')
+    program.adopt(tmp_path / 'job', 'base_job')
+    program.run('export', '--store', program.store, 'base_job', 'tp1/huggingface', tmp_path / 'job_out')
+    for out in (tmp_path / 'out', tmp_path / 'job_out'):
+        assert_same(AutoModel.from_pretrained(out, dtype=torch.float32).state_dict(), model.state_dict())
+    program.run('export', '--store', program.store, 'base_job', 'tp1_hf/rank0', tmp_path / 'rank')
+    assert_same(torch.load(tmp_path / 'rank' / 'model.pt'), model.state_dict())
+    done = program.run('export', '--store', program.store, 'base_job', 'tp1_mcore/rank0', tmp_path / 'mcore', check=False)
+    assert done.returncode != 0, done.stderr
