@@ -154,7 +154,14 @@ Status Reader::ReadGroups(ObjectReader& objects) {
 }
 
 // A live module's name of a weight becomes that of the model's part.
-void Reader::NameAsWeight(std::string& name) {
+void Reader::NameAsWeight(const std::string& optimizer, std::string& name) {
+  if (const auto before = keys_.before.find(optimizer); before != keys_.before.end()) {
+    std::string whole = before->second + name;
+    if (!weights_.contains(whole)) return;
+    keys_.state_names.emplace(whole, name);
+    name = std::move(whole);
+    return;
+  }
   if (weights_.contains(name)) return;
   if (const auto weight = keys_.bare.find(name); weight != keys_.bare.end()) {
     keys_.state_names.emplace(weight->second, name);
@@ -175,7 +182,7 @@ std::string Reader::AddMembers(Members members, StateDict::Group& group) {
   }
   std::string stranger;
   for (std::string& name : members.names) {
-    NameAsWeight(name);
+    NameAsWeight(dict_.optimizers[group.optimizer].label, name);
     if (weights_.contains(name)) continue;
     if (stranger.empty()) stranger = name;
     dict_.optimizers[group.optimizer].strangers.insert(name);

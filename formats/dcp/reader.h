@@ -44,7 +44,7 @@ class Reader {
   std::string AddMembers(Members members, StateDict::Group& group);
   Status ReadGroupsByParameter(ObjectReader& objects);
   void OrderByNumber(size_t optimizer);
-  void NameAsWeight(std::string& name);
+  void NameAsWeight(const std::string& optimizer, std::string& name);
   Status SettleAll(const StoredState& state, const ObjectReader& objects);
   void CarryUnowned(const ObjectReader& objects);
   void Carry(KeyedEntry entry, std::string_view why, std::string_view remedy,

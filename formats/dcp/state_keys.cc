@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 #include "core/model/name_normaliser.h"
@@ -67,6 +70,8 @@ class KeyReader {
       CollectBare();
       CollectExact();
       CollectNamed();
+      CollectAdapter();
+      CollectBefore();
       for (const Inside& key : inside_) AddOfOptimizer(key);
     }
     return std::move(out_);
@@ -102,8 +107,14 @@ class KeyReader {
   void CollectBare();
   void CollectExact();
   void CollectNamed();
+  void CollectAdapter();
+  void CollectBefore();
+  std::string BeforeNames(std::span<const std::string_view> rests) const;
   std::string OptimizerName(std::string_view prefix) const;
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
+  std::optional<JoinedName> JoinLive(std::string_view text, std::string_view& rest) const;
+  std::optional<std::pair<std::string, std::string>> OwnerAndRest(const Inside& key,
+                                                                  std::string_view text);
   std::optional<std::pair<std::string, std::string>> LiveNameAndRest(std::string_view text);
   void AddOfOptimizer(const Inside& key);
   void AddState(const Inside& key, StateDict::Owner owner, std::string kind);
@@ -278,30 +289,106 @@ void KeyReader::CollectNamed() {
   }
 }
 
+// The weight of the longest name with a part more than the weight's, where no other key has the
+// weight's own.
+std::optional<JoinedName> KeyReader::JoinLive(std::string_view text, std::string_view& rest) const {
+  auto parts = static_cast<size_t>(std::ranges::count(text, '.'));  // of the name
+  for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0;
+       dot = text.rfind('.', dot - 1), --parts) {
+    if (parts > kMaxNameParts) continue;
+    auto found =
+        JoinName(text.substr(0, dot), [&](std::string_view name) { return names_.contains(name); });
+    if (!found || exact_.contains(found->name)) continue;
+    rest = text.substr(dot + 1);
+    return found;
+  }
+  return std::nullopt;
+}
+
+// The part that names of the optimizers have more than weights' is one and the same, or nothing
+// tells which of several adapters the file has.
+void KeyReader::CollectAdapter() {
+  std::set<std::string> parts;
+  std::string_view rest;
+  for (const Inside& key : inside_) {
+    if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
+    const std::string_view text = key.rest.substr(kState.size());
+    if (NameAndRest(text) && NameAndRest(text)->second.find('.') == std::string::npos) continue;
+    if (auto found = JoinLive(text, rest)) parts.insert(std::move(found->part));
+  }
+  if (parts.size() == 1) out_.adapter = *parts.begin();
+}
+
+// Where an optimizer was given a part of the model by itself (get_optimizer_state_dict(net.body)),
+// the name of that part stands before each of its names: the only one with which all are weights.
+void KeyReader::CollectBefore() {
+  std::map<std::string_view, std::vector<std::string_view>> rests;  // by the optimizer's prefix
+  for (const Inside& key : inside_) {
+    if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
+    rests[key.prefix].push_back(key.rest.substr(kState.size()));
+  }
+  for (const auto& [prefix, of] : rests) {
+    std::string before = BeforeNames(of);
+    if (!before.empty()) out_.before.emplace(OptimizerName(prefix), std::move(before));
+  }
+}
+
+std::string KeyReader::BeforeNames(std::span<const std::string_view> rests) const {
+  constexpr size_t kMostTried = 64;
+  const auto stranger = std::ranges::find_if(rests, [&](std::string_view rest) {
+    std::string_view behind;
+    return !NameAndRest(rest) && !JoinLive(rest, behind) && !MemberNumber(FirstWord(rest));
+  });
+  if (stranger == rests.end()) return "";
+  std::set<std::string_view> candidates;
+  for (const std::string_view name : names_) {
+    for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
+      const std::string_view own = name.substr(dot + 1);
+      const bool is = stranger->size() > own.size() && stranger->starts_with(own) &&
+                      (*stranger)[own.size()] == '.';
+      if (is) candidates.insert(name.substr(0, dot + 1));
+    }
+    if (candidates.size() > kMostTried) return "";
+  }
+  std::string only;
+  for (const std::string_view before : candidates) {
+    const bool all = std::ranges::all_of(rests, [&](std::string_view rest) {
+      return NameAndRest(StrCat(before, rest)).has_value();
+    });
+    if (all && !only.empty()) return "";
+    if (all) only = before;
+  }
+  return only;
+}
+
+// A weight and what stands behind its name, as the key's optimizer calls it.
+std::optional<std::pair<std::string, std::string>> KeyReader::OwnerAndRest(const Inside& key,
+                                                                           std::string_view text) {
+  const auto before = out_.before.find(OptimizerName(key.prefix));
+  if (before == out_.before.end()) return LiveNameAndRest(text);
+  auto found = NameAndRest(StrCat(before->second, text));
+  if (found) out_.state_names.emplace(found->first, found->first.substr(before->second.size()));
+  return found;
+}
+
 // The same, also by the name that a live module has for a weight, unless other keys have the
 // weight's own; the longest name of either.
 std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
     std::string_view text) {
-  const auto has = [&](std::string_view name) { return names_.contains(name); };
-  auto parts = static_cast<size_t>(std::ranges::count(text, '.'));  // of `live`
-  for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0;
-       dot = text.rfind('.', dot - 1), --parts) {
+  std::string_view behind;
+  const auto joined = out_.adapter.empty() ? std::nullopt : JoinLive(text, behind);
+  for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0; dot = text.rfind('.', dot - 1)) {
     const std::string_view live = text.substr(0, dot);
     const std::string_view rest = text.substr(dot + 1);
-    if (has(live)) return std::pair(std::string(live), std::string(rest));
+    if (names_.contains(live)) return std::pair(std::string(live), std::string(rest));
     if (const auto weight = out_.bare.find(live); weight != out_.bare.end()) {
       out_.state_names.emplace(weight->second, live);
       return std::pair(weight->second, std::string(rest));
     }
-    if (parts > kMaxNameParts) continue;
-    const auto found = JoinName(live, has);
-    if (!found || exact_.contains(found->name) ||
-        (!out_.adapter.empty() && out_.adapter != found->part))
-      continue;
-    const auto [known, added] = out_.state_names.emplace(found->name, live);
+    if (!joined || behind != rest) continue;
+    const auto [known, added] = out_.state_names.emplace(joined->name, live);
     if (!added && known->second != live) continue;
-    out_.adapter = found->part;
-    return std::pair(found->name, std::string(rest));
+    return std::pair(joined->name, std::string(rest));
   }
   return std::nullopt;
 }
@@ -334,7 +421,7 @@ void KeyReader::AddOfOptimizer(const Inside& key) {
   if (key.rest.starts_with(kGroups)) return AddHyperParameter(key, key.rest.substr(kGroups.size()));
   const std::string_view rest = key.rest.substr(kState.size());
   const bool counted = IsCounted(PathOf(key.entry));
-  if (auto found = counted ? std::nullopt : LiveNameAndRest(rest)) {
+  if (auto found = counted ? std::nullopt : OwnerAndRest(key, rest)) {
     return AddState(key, std::move(found->first), std::move(found->second));
   }
   const auto number = Number(FirstWord(rest));
@@ -356,7 +443,7 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
   out.optimizer = OptimizerName(key.prefix);
   out.entry = key.entry;
   const auto group = Number(FirstWord(rest));
-  auto found = IsOfGroup(PathOf(key.entry)) ? std::nullopt : LiveNameAndRest(rest);
+  auto found = IsOfGroup(PathOf(key.entry)) ? std::nullopt : OwnerAndRest(key, rest);
   if (found && MemberNumber(found->first) && !named_.contains(key.prefix)) found.reset();
   if (found) {
     out.parameter = found->first;

@@ -87,6 +87,9 @@ struct StateKeys {
   // get_optimizer_state_dict calls them; those that have such a name alone.
   std::map<std::string, std::string, std::less<>> bare;
   std::string adapter;  // the part that those have more, an adapter's name; "" of none
+  // By the optimizer, what stands before all of its names: "body." of
+  // get_optimizer_state_dict(body).
+  std::map<std::string, std::string> before;
   std::vector<KeyedEntry> others;
   std::vector<KeyedEntry> in_model;  // objects among the weights (_extra_state)
   std::vector<Unknown> unknown;

@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
 #include "core/state/model_config.h"
+#include "formats/huggingface/file_pieces.h"
 #include "formats/huggingface/kept_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/other_weights.h"
@@ -69,44 +70,7 @@ bool HasHead(const std::string& architecture) {
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
-bool IsIndexName(std::string_view name) {
-  return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
-}
-
 }  // namespace
-
-Status CheckNoPiece(const StepCandidate& candidate) {
-  const Root& root = *candidate.root;
-  CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(root, candidate.directory));
-  const auto entries = file ? root.List(candidate.save) : std::vector<RootEntry>();
-  if (!entries) return {};
-  const std::string own = LastComponent(candidate.directory);
-  // One that an index names is found in its text before that is parsed: there may be hundreds of
-  // files beside an index of many megabytes.
-  const bool plain = std::ranges::all_of(
-      own, [](char c) { return c > ' ' && c < 127 && c != '"' && c != '\\' && c != '/'; });
-  for (const RootEntry& entry : *entries) {
-    if (entry.kind != EntryKind::kFile || !IsIndexName(entry.name)) continue;
-    const auto text = ReadWhole(root, JoinPath(candidate.save, entry.name), kMaxIndexBytes);
-    if (!text || (plain && text->find(own) == std::string::npos)) continue;
-    const auto index = ParseShardIndex(*text);
-    if (!index) continue;
-    std::set<std::string_view> shards;
-    for (const auto& [tensor, shard] : *index) shards.insert(shard);
-    if (shards.size() < 2 || !shards.contains(own)) continue;
-    return Fail(Error{ErrorCode::kUnsupported, StrCat(candidate.Path(), ": is one of ",
-                                                      shards.size(), " shards of ", entry.name)}
-                    .Needing(StrCat("adopt the directory ", candidate.SavePath())));
-  }
-  const auto number = file ? ShardNumberOf(own) : std::nullopt;
-  if (!number) return {};
-  return Fail(Error{ErrorCode::kUnsupported,
-                    StrCat(candidate.Path(), ": is shard ", number->shard, " of ", number->shards,
-                           " by its name, but an index that names the others is missing")}
-                  .Needing("put the model's index (*.index.json) and all shards there, and adopt "
-                           "the directory; or "
-                           "rename the file to take it alone"));
-}
 
 Result<std::string> ConfiguredWeights(const Root& root, const std::string& directory) {
   const std::string path = JoinPath(directory, kModelConfig);
@@ -575,6 +539,7 @@ Result<StepModel> Reader::Read() && {
   CKPT_RETURN_IF_ERROR(ReadWeights());
   CKPT_RETURN_IF_ERROR(ReadOptimizer());
   CKPT_RETURN_IF_ERROR(CarryFiles());
+  CKPT_RETURN_IF_ERROR(LeaveOutRanks(candidate_, assembler_.header()));
   TieByStorage();
   TieByConfig();
   CKPT_RETURN_IF_ERROR(CheckIndex());

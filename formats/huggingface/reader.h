@@ -54,10 +54,6 @@ Result<std::string> ConfiguredWeights(const Root& root, const std::string& direc
 // an adapter.  Files that the index names need not be there.
 Result<StepFiles> ListStep(const StepCandidate& candidate);
 
-// kUnsupported if the candidate is one file of several that an index beside it names, or by its
-// own name: a part of a model.  An index that cannot be read says nothing.
-Status CheckNoPiece(const StepCandidate& candidate);
-
 class Reader {
  public:
   Reader(const StepCandidate& candidate, const SourceOptions& options, StepFiles files);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/huggingface/file_pieces.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
 #include "formats/tools/model_files.h"

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 
 from daemon import step_of
 
@@ -350,6 +350,45 @@ def test_an_optimizer_of_named_parameters_is_loaded_strictly(ckptfs, tmp_path, s
     assert all(same(got['state'][i], want['state'][i]) for i in range(4))
     file, = glob.glob(f'{view}/dp2_zero1/deepspeed/*/zero/optimizer_state.pt')  # flat tensors have no names
     assert not any('param_names' in group for group in torch.load(file, weights_only=False)['param_groups'])
+
+
+class Body(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.tail = torch.nn.Linear(8, 8), torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.tail(self.head(x).relu())
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_that_parts(ckptfs, tmp_path):
+    """Its own names are other parameters' of the whole."""
+    net = torch.nn.ModuleDict({'head': torch.nn.Linear(8, 8), 'body': Body()})
+    opt = torch.optim.AdamW(net['body'].parameters(), lr=1e-2)
+    net['body'](net['head'](torch.randn(4, 8))).square().sum().backward()
+    opt.step()
+    done = adopt(ckptfs, tmp_path, {'model': net.state_dict(), 'optim': get_optimizer_state_dict(net['body'], opt)})
+    assert 'left out' not in done.stderr, done.stderr
+    got = weights(ckptfs, 'optimizer')
+    for name, parameter in net.named_parameters():
+        assert (f'exp_avg/{name}' in got) == name.startswith('body.'), name
+        if name.startswith('body.'):
+            assert torch.equal(got[f'exp_avg/{name}'], opt.state[parameter]['exp_avg']), name
+    whole = str(tmp_path / 'whole.pt')
+    dcp_to_torch_save(os.path.join(step_of(ckptfs.mount(), 'run'), 'view/tp1/dcp'), whole)
+    assert set(torch.load(whole, weights_only=False)['optim']['state']) == {n for n, _ in net['body'].named_parameters()}
+
+
+@pytest.mark.parametrize('active', ['policy', 'value'])
+def test_states_of_two_adapters_are_nobodys(ckptfs, tmp_path, active):
+    """The file has one adapter's weights, without its name."""
+    names = [f'base_model.model.q_proj.lora_{part}' for part in 'AB']
+    model = {f'{name}.weight': torch.randn(4, 4) for name in names}
+    live = [f'{name}.{adapter}.weight' for adapter in ('policy', 'value') for name in names]
+    optim = {'state': {name: {'step': torch.tensor(2.), 'exp_avg': torch.randn(4, 4)} for name in live},
+             'param_groups': [{'lr': 0.1, 'params': live}]}
+    done = adopt(ckptfs, tmp_path, {'model': model, 'optim': optim})
+    assert done.stderr.count('left out') >= 1 and not weights(ckptfs, 'optimizer'), (active, done.stderr)
 
 
 def test_what_stands_in_one_dict_with_an_odd_hyper_parameter_stays_with_it(ckptfs, tmp_path):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
-from daemon import step_of
+from daemon import checkpoint, step_of
 
 
 def layers(*sizes):
@@ -396,3 +396,30 @@ def test_weights_under_names_of_their_own_are_named_and_not_waited_for(ckptfs, t
     done = ckptfs.adopt(str(tmp_path / 'run'), 'run', check=False)
     assert done.returncode != 0 and file in done.stderr and 'no weights yet' not in done.stderr, done.stderr
     assert ckptfs.adopt(str(step / file), 'alone').returncode == 0
+
+
+@pytest.mark.parametrize('variant,file', [('tp2', 'mp_rank_00_model_states.pt'), ('pp2', 'layer_00-model_00-model_states.pt'),
+                                          ('zero3', 'zero_pp_rank_0_mp_rank_00_model_states.pt'),
+                                          ('moe', 'layer_0_expert_0_mp_rank_00_model_states.pt')])
+def test_a_file_of_one_of_deepspeeds_ranks_is_not_a_model(ckptfs, variant, file):
+    path = os.path.join(checkpoint(variant), 'global_step5', file)
+    done = ckptfs.run('adopt', path, '--store', ckptfs.store, check=False)
+    assert done.returncode != 0 and "DeepSpeed's ranks" in done.stderr and 'adopt the directory' in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('file,other,refused', [
+    ('mp_rank_00/model_optim_rng.pt', 'mp_rank_01/model_optim_rng.pt', "Megatron's ranks"), ('consolidated.00.pth', 'consolidated.01.pth', "Meta's"),
+    ('rank0.pt', 'rank1.pt', ''), ('w_tp-rank-0-of-2.pt', 'w_tp-rank-1-of-2.pt', ''), ('last-model_part-0.pt', 'last-model_part-1.pt', ''),
+    ('ckpt_8_rank_0.pt', 'ckpt_9_rank_0.pt', None), ('frank1.pt', 'frank2.pt', None), ('consolidated.00.pth', 'other.pth', None)])
+def test_other_ranks_files_are_named(ckptfs, tmp_path, file, other, refused):
+    """Each rank's may be a part of the model, or all of it: nothing tells."""
+    for name in (file, other):
+        os.makedirs(os.path.dirname(tmp_path / name), exist_ok=True)
+        torch.save({'model': {'a.weight': torch.randn(4, 4), 'a.bias': torch.randn(4)}}, tmp_path / name)
+    done = ckptfs.run('adopt', tmp_path / file, '--store', ckptfs.store, check=not refused)
+    if refused:
+        assert done.returncode != 0 and f'is one of 2 files of {refused}' in done.stderr, done.stderr
+    elif refused == '':
+        assert f"left out: '{other}': the name differs in the number of a rank alone" in done.stderr, done.stderr
+    else:
+        assert 'left out' not in done.stderr, done.stderr

@@ -153,10 +153,23 @@ TEST(StateKeysTest, AnAdaptersNameIsOnTheOptimizersSideAlone) {
             "<model.> q.lora_A.weight q.lora_B.weight | q.lora_A.weight/exp_avg | "
             "q.lora_B.weight/exp_avg");
   EXPECT_EQ(state.Read()->adapter, "own");
-  // The file does not have weights of a second adapter.
+  // The file has the weights of one adapter; nothing tells which of two.
   state.Optimizer({"optimizer"}, {"q.lora_A.other.weight"});
-  ASSERT_EQ(state.Read()->unknown.size(), 1u);
+  ASSERT_EQ(state.Read()->unknown.size(), 3u);
   EXPECT_THAT(state.Read()->unknown[0].why, HasSubstr("a parameter that the model does not have"));
+}
+
+// get_optimizer_state_dict(net.body, ...) calls parameters as the body does.
+TEST(StateKeysTest, APartOfTheModelThatWasTrainedByItselfHasItsOwnNames) {
+  State state;
+  state.Tensor({"model", "head.w"}).Tensor({"model", "body.head.w"}).Tensor({"model", "body.x.w"});
+  state.Optimizer({"optimizer"}, {"head.w", "x.w"});
+  EXPECT_EQ(state.Said(),
+            "<model.> head.w body.head.w body.x.w | body.head.w/exp_avg | body.x.w/exp_avg");
+  EXPECT_EQ(state.Read()->before.at(""), "body.");
+  // Two parts would do.
+  state.Tensor({"model", "other.head.w"}).Tensor({"model", "other.x.w"});
+  EXPECT_TRUE(state.Read()->before.empty());
 }
 
 }  // namespace
