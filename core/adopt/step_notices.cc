@@ -13,9 +13,10 @@ void StepNotices::Count(const std::string& step, std::string key, std::string te
   auto known = std::ranges::find(reasons_, key, &Reason::key);
   if (known == reasons_.end()) {
     if (reasons_.size() >= kMaxLeftOutReasons) return;
-    known = reasons_.insert(known, {std::move(key), std::move(text), step, 0, false});
+    known = reasons_.insert(known, {std::move(key), std::move(text), step, "", 0, false});
   }
-  ++known->steps;
+  known->steps += known->last != step;  // two parts of one step may have one reason
+  known->last = step;
 }
 
 void StepNotices::Add(const std::string& step, const std::vector<LeftOut>& left_out) {

@@ -33,6 +33,7 @@ class StepNotices {
     std::string key;  // equal for steps that share it
     std::string text;
     std::string first;  // the step
+    std::string last;
     size_t steps = 0;
     bool told = false;
   };

@@ -47,7 +47,11 @@ class Patterns {
       names.push_back(tensor.name);
       shapes.push_back({tensor.name, {tensor.shape}});
     }
-    const FamilyBelow found = families.ChooseBelow(names);
+    // The step's own family knows its sizes; another that has the names may call others so.
+    const Family* const own = families.Find(step.family);
+    const bool all = own != nullptr && own->CountMatches(names) == names.size();
+    const FamilyBelow found =
+        all ? FamilyBelow{own, "", names.size()} : families.ChooseBelow(names);
     if (found.covered == 0) return;
     FamilyVariables known = step.family_sizes;
     known.insert(sizes.begin(), sizes.end());  // names that no family had told none
@@ -351,23 +355,44 @@ class Translator {
 struct SideCount {
   uint64_t files = 0, modules = 0, known = 0, nobodys = 0;
   std::string file, module;  // the first of each
+  std::string stranger;      // of nobody's, in a layer that has names of the table
 };
+
+// "model.layers." of "model.layers.3.norm.weight"; "" of a name without a number.
+std::string_view BeforeNumber(std::string_view name) {
+  const size_t digit = name.find_first_of("0123456789");
+  return digit == name.npos || digit == 0 || name[digit - 1] != '.' ? "" : name.substr(0, digit);
+}
 
 SideCount CountSides(const StepModel& step, std::span<const MapRule* const> rules) {
   SideCount count;
-  const auto add = [&](const std::string& name) {
+  std::set<std::string, std::less<>> layers;  // of known names
+  std::vector<std::string> strangers;
+  const auto add = [&](const std::string& name, bool buffer) {
     bool file = false, module = false;
-    for (const RuleSide& side : SidesOf(rules, NormaliseName(name))) {
+    const std::string normalised = NormaliseName(name);
+    for (const RuleSide& side : SidesOf(rules, normalised)) {
       (side.file ? file : module) = true;
     }
-    ++(file || module ? count.known : count.nobodys);
+    if (file || module) {
+      ++count.known;
+      layers.emplace(BeforeNumber(normalised));
+    } else {
+      ++count.nobodys;
+      if (!buffer) strangers.push_back(normalised);
+    }
     if (file == module) return;
     if (++(file ? count.files : count.modules) == 1) (file ? count.file : count.module) = name;
   };
   for (const Parameter& parameter : step.parameters) {
-    if (IsOfModel(parameter)) add(parameter.name);
+    if (IsOfModel(parameter)) add(parameter.name, parameter.role == Role::kBuffer);
   }
-  for (const Alias& alias : step.aliases) add(alias.name);
+  for (const Alias& alias : step.aliases) add(alias.name, false);
+  layers.erase("");
+  for (std::string& name : strangers) {
+    if (!count.stranger.empty() || !layers.contains(BeforeNumber(name))) continue;
+    count.stranger = std::move(name);
+  }
   return count;
 }
 
@@ -417,6 +442,10 @@ DialectEvidence FindDialect(const StepModel& step, const DialectTable& table, Di
     out.why = StrCat("models of type '", kind.model_type, "' have the name '",
                      from_files ? count.file : count.module, "', but not ", count.nobodys,
                      " others of its names");
+    return out;
+  }
+  if (table.whole() && !count.stranger.empty()) {
+    out.why = StrCat("the table '", table.name(), "' has no name for '", count.stranger, "'");
     return out;
   }
   if (from_files && looked_for == LookedFor::kModules) return out;

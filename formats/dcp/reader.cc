@@ -17,6 +17,7 @@
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/unread_files.h"
 #include "formats/tools/model_files.h"
+#include "formats/tools/step_names.h"
 #include "formats/tools/tool_files.h"
 #include "formats/torch/source_states.h"
 #include "formats/torch/stored_tensor.h"
@@ -482,9 +483,29 @@ Status Reader::LeaveOutFilesBeside() {
   return {};
 }
 
+// Folders that torch.distributed.checkpoint saved and files of torch that are not the step's.
 Status Reader::LeaveOutOtherModels() {
-  CKPT_ASSIGN_OR_RETURN(const auto folders,
-                        FoldersOfOtherModels(*candidate_.root, candidate_.directory));
+  constexpr std::string_view kOne =
+      "a step has one model, and torch.distributed.checkpoint saved this one's";
+  const Root& root = *candidate_.root;
+  CKPT_ASSIGN_OR_RETURN(auto folders, FoldersOfOtherModels(root, candidate_.directory));
+  CKPT_ASSIGN_OR_RETURN(const auto entries, root.List(candidate_.directory));
+  std::vector<std::string> files;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile) files.push_back(entry.name);
+    const bool part =
+        std::ranges::find(parts_, entry.name, &PartFiles::directory) != parts_.end() ||
+        std::ranges::find(folders, entry.name) != folders.end();
+    if (entry.kind != EntryKind::kDirectory || part || StepNumber(entry.name)) continue;
+    CKPT_ASSIGN_OR_RETURN(const PartFiles other,
+                          ListPart(root, JoinPath(candidate_.directory, entry.name)));
+    if (other.metadata) folders.push_back(entry.name);
+  }
+  for (const PartFiles& part : parts_) {
+    for (const std::string& shard : part.shards) std::erase(files, shard);
+  }
+  CKPT_RETURN_IF_ERROR(
+      huggingface::LeaveOutModels(root, candidate_.directory, files, kOne, assembler_.header()));
   for (const std::string& folder : folders) {
     LeaveOut(assembler_.header(),
              {IsOptimizerPart(folder) ? LeftOutPart::kOptimizer : LeftOutPart::kModel,

@@ -182,7 +182,8 @@ Result<std::shared_ptr<const StepModel>> Translations::To(
     return To(files, to, carried);
   }
   const auto make = [&]() -> Result<MadePtr> {
-    const bool other = found.dialect == Dialect::kHf && said->table != to;
+    const bool other = (found.dialect == Dialect::kHf || !known) && said->table != to &&
+                       std::ranges::find(tables_, to, &Table::dialect) != tables_.end();
     const DialectEvidence own = other ? Look(*step, to) : DialectEvidence();
     const DialectEvidence& evidence = other ? own : found;
     if (own.same) return std::make_shared<const Made>(Made{step, step});

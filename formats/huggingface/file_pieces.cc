@@ -90,10 +90,10 @@ bool DiffersAt(const RankPlace& place, std::string_view other) {
   return std::ranges::all_of(other, IsDigit);
 }
 
-tl::unexpected<Error> RefusePart(const StepCandidate& candidate, size_t parts,
-                                 std::string_view of, std::string remedy) {
-  return Fail(Error{ErrorCode::kUnsupported, StrCat(candidate.Path(), ": is one of ", parts,
-                                                    " files of ", of)}
+tl::unexpected<Error> RefusePart(const StepCandidate& candidate, size_t parts, std::string_view of,
+                                 std::string remedy) {
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(candidate.Path(), ": is one of ", parts, " files of ", of)}
                   .Needing(std::move(remedy)));
 }
 

@@ -20,6 +20,7 @@
 #include "formats/huggingface/unread_files.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/settle/settle.h"
+#include "formats/tools/step_tree.h"
 #include "formats/tools/tool_files.h"
 #include "formats/tools/trainer_rule.h"
 #include "formats/torch/stored_tensor.h"
@@ -29,8 +30,9 @@ namespace {
 
 // The counters of a file of weights, the first that it has.
 constexpr auto kCounters = std::to_array<std::string_view>(
-    {"global_step", "iter_num", "iteration", "step"});  // Lightning, nanoGPT, ...
-constexpr std::string_view kEpochs = "epoch";           // where its name has no number, either
+    {"global_step", "iter_num", "iteration"});  // Lightning, nanoGPT, ...
+constexpr std::string_view kSteps = "step";
+constexpr std::string_view kEpochs = "epoch";  // where its name has no number, either
 
 // Heads that share the embedding where a model ties them and its files hold one: the first of these
 // that a model_type begins with, else kHead (_tied_weights_keys of transformers 5.23).
@@ -299,7 +301,13 @@ Status Reader::ReadOptimizer() {
   optimizer_file_ = std::make_unique<const TorchFile>(std::move(read_file));
   const TorchFile& file = *optimizer_file_;
   for (const std::string_view key : kCounters) CKPT_RETURN_IF_ERROR(CountBy(key, file));
-  if (candidate_.iteration == 0) CKPT_RETURN_IF_ERROR(CountBy(kEpochs, file));
+  // A `step` beside an epoch may be one in it: the name's number comes first.
+  if (candidate_.iteration == 0) {
+    CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));
+    CKPT_RETURN_IF_ERROR(CountBy(kEpochs, file));
+  } else if (!file.root().IsDict() || !file.root()[kEpochs]) {
+    CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));
+  }
   if (options_.weights_only) return {};
   OptimizerChoice choice =
       ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
@@ -438,6 +446,15 @@ Status Reader::LeaveOutNewerWeights() {
 }
 
 // First the model files, whose config tells of ties; logs and the like last.
+// A Trainer's step in a directory whose name has no number.
+void Reader::CountByTrainer() {
+  constexpr uint64_t kMost = 64 << 20;  // its log of losses grows
+  const bool there = std::ranges::find(files_.others, kTrainerState) != files_.others.end();
+  if (iteration_ || candidate_.iteration != 0 || !there) return;
+  const auto text = ReadWhole(*StepRoot(), files_.prefix + std::string(kTrainerState), kMost);
+  if (text) iteration_ = ReadTrainerStep(*text);
+}
+
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
                         files_.adapter ? CarryAdapterFiles(assembler_, StepRoot(), files_.prefix)
@@ -447,6 +464,7 @@ Status Reader::CarryFiles() {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
   }
+  CountByTrainer();
   NoteFolders(carried);
   CKPT_RETURN_IF_ERROR(LeaveOutAdapters(files_, *StepRoot(), assembler_.header()));
   CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());

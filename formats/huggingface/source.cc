@@ -34,18 +34,25 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
   return NameOf(root, directory).starts_with("models--");
 }
 
-// A file without a number (model_final.pth) is as late as the numbered ones beside it that are not
-// newer; 0 without such.
-Result<uint64_t> NumberBeside(const StepCandidate& step) {
+// A file's number: by the forms of tools' names, by the files beside it, or its directory's.  One
+// without (model_final.pth) is as late as the numbered ones beside it that are not newer; 0 without
+// such.
+Result<uint64_t> NumberOfFile(const StepCandidate& step) {
   constexpr size_t kMostFiles = 1024;
+  if (const auto number = FileNumber(step.id)) return *number;
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(step.save));
+  std::vector<std::string> names;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile) names.push_back(entry.name);
+  }
+  if (const auto number = SiblingNumber(step.id, names)) return *number;
+  if (const auto number = StepNumber(NameOf(*step.root, step.save))) return *number;
   uint64_t out = 0;
   size_t looked = 0;
-  for (const RootEntry& entry : entries) {
-    const auto number = entry.kind == EntryKind::kFile ? FileNumber(entry.name) : std::nullopt;
+  for (const std::string& name : names) {
+    const auto number = FileNumber(name);
     if (!number || *number <= out || ++looked > kMostFiles) continue;
-    CKPT_ASSIGN_OR_RETURN(const auto there,
-                          StatIfThere(*step.root, JoinPath(step.save, entry.name)));
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, JoinPath(step.save, name)));
     if (there && there->stamp.mtime_ns <= step.mtime_ns) out = *number;
   }
   return out;
@@ -262,8 +269,7 @@ class HuggingFaceSource : public Source {
       if (!torch) return out;
     }
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, path, ParentPath(path)));
-    const auto number = FileNumber(step.id);
-    CKPT_ASSIGN_OR_RETURN(step.iteration, number ? Result<uint64_t>(*number) : NumberBeside(step));
+    CKPT_ASSIGN_OR_RETURN(step.iteration, NumberOfFile(step));
     out.push_back(std::move(step));
     return out;
   }

@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -77,13 +78,13 @@ Status LookIntoAll(const Root& root, const std::string& prefix, std::span<const 
   return {};
 }
 
-// Folders that are not another step, another model or an engine's.
+// Folders that are not another step, an adapter, sentence-transformers' or an engine's.
 Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& prefix,
                                          const std::string& folder) {
   std::vector<std::string> out;
-  if (StepNumber(folder)) return out;
+  if (StepNumber(folder) || IsDigit(folder.front())) return out;
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, prefix + folder));
-  if (entries.HasFile("config.json") || entries.HasFile(".metadata")) return out;
+  if (entries.HasFile(std::string(kAdapterConfig)) || entries.HasFile(".metadata")) return out;
   for (const std::string& name : entries.files) out.push_back(StrCat(folder, "/", name));
   return out;
 }
@@ -97,14 +98,21 @@ Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& 
     if (!found && IsOfDevice(found.error())) return Fail(std::move(found).error());
     if (found) std::ranges::move(*found, std::back_inserter(names));
   }
+  std::set<std::string, std::less<>> folders;  // that are told
   const auto tell = [&](const std::string& name, Holds holds) {
+    const std::string folder = ParentPath(name);
+    if (holds == Holds::kModel && !folder.empty() && folders.insert(folder).second) {
+      LeaveOut(header, {LeftOutPart::kModel, StrCat("'", folder, "/'"),
+                        StrCat("a step has one model, and this one's is ", files.Taken()),
+                        "adopt that folder by itself"});
+    }
     if (holds == Holds::kOptimizer) {
       LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
                         "beside weights only optimizer.pt and optimizer.bin are read",
                         name.ends_with(kSafetensors)
                             ? ""
                             : "if it is of these weights, give it the name optimizer.pt"});
-    } else if (holds == Holds::kModel && name.find('/') == std::string::npos) {
+    } else if (holds == Holds::kModel && folder.empty()) {
       LeaveOut(header,
                {LeftOutPart::kModel, StrCat("'", name, "'"),
                 StrCat("the step's model is ", files.Taken(), ", and loaders do not read both"),
@@ -112,7 +120,9 @@ Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& 
     }
   };
   std::erase_if(names, [](const std::string& name) {
-    return (!EndsAs(name, kTorch) && !name.ends_with(kSafetensors)) || IsKnown(name);
+    const bool tensors = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
+    return !tensors || (IsKnown(name) && ParentPath(name).empty()) ||
+           IsOptimizerFile(LastComponent(name));
   });
   return LookIntoAll(root, files.prefix, names, tell);
 }
@@ -128,6 +138,20 @@ Status LeaveOutOptimizers(const Root& root, const std::string& directory,
                        if (holds != Holds::kOptimizer) return;
                        LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
                                          std::string(why), ""});
+                     });
+}
+
+Status LeaveOutModels(const Root& root, const std::string& directory,
+                      std::span<const std::string> names, std::string_view why, StepModel& header) {
+  std::vector<std::string> saved;
+  std::ranges::copy_if(names, std::back_inserter(saved), [](const std::string& name) {
+    return (EndsAs(name, kTorch) || name.ends_with(kSafetensors)) && !IsKnown(name);
+  });
+  return LookIntoAll(root, directory.empty() ? "" : directory + "/", saved,
+                     [&](const std::string& name, Holds holds) {
+                       if (holds != Holds::kModel) return;
+                       LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
+                                         std::string(why), "adopt that file by itself"});
                      });
 }
 

@@ -30,6 +30,10 @@ Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& 
 Status LeaveOutOptimizers(const Root& root, const std::string& directory,
                           std::span<const std::string> names, std::string_view why,
                           StepModel& header);
+// Names each of the files that has a model, but for those that loaders look for by their names.  As
+// LeaveOutOptimizers.
+Status LeaveOutModels(const Root& root, const std::string& directory,
+                      std::span<const std::string> names, std::string_view why, StepModel& header);
 // Names the adapters in folders: PEFT saves those of a model but the first below the first one's.
 // BLOCKS: on looking into the folders.
 Status LeaveOutAdapters(const StepFiles& files, const Root& root, StepModel& header);

@@ -73,6 +73,7 @@ const std::vector<Needed>& NeededOfExperts() {
       {"moe_router_enable_expert_bias", false, true},
       {"moe_apply_probs_on_input", false, true},
       {"moe_latent_size", nullptr, true},
+      {"moe_expert_capacity_factor", nullptr, true},
   };
   return needed;
 }
@@ -104,6 +105,7 @@ class ConfigMaker {
     const bool latents = Has(".self_attention.linear_kv_down_proj.weight");
     Check(latents ? NeededOfLatents() : NeededOfGroups());
     if (experts && !latents) Check(NeededOfExperts());
+    if (experts) CheckBalancing();
     latents ? ChooseDeepSeek(experts) : ChooseModel(experts);
     AddShapes(experts);
     latents ? AddLatents() : AddGroups();
@@ -126,6 +128,18 @@ class ConfigMaker {
                     one.value.dump()));
       }
     }
+  }
+
+  // Sinkhorn's weights of experts do not add up to one; other ways of balancing change losses
+  // alone.
+  void CheckBalancing() {
+    const PickleRef type = fields_["moe_router_load_balancing_type"];
+    const auto is = [](PickleRef one) { return one && one.String() == "sinkhorn"; };
+    bool sinkhorn = is(type);
+    for (size_t i = 0; type && type.IsSequence() && i < type.size(); ++i) {
+      sinkhorn = sinkhorn || is(type.at(i));
+    }
+    if (sinkhorn) Fail("moe_router_load_balancing_type is sinkhorn");
   }
 
   bool Has(std::string_view ending) const {

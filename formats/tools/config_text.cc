@@ -247,6 +247,11 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   return facts;
 }
 
+std::optional<uint64_t> ReadTrainerStep(std::string_view state) {
+  const json parsed = Parsed(state);
+  return parsed.is_object() ? NumberAt(parsed, {"global_step"}) : std::nullopt;
+}
+
 std::vector<std::string> ReadModuleFolders(std::string_view modules) {
   const json parsed = Parsed(modules);
   std::vector<std::string> folders;

@@ -44,6 +44,9 @@ struct ConfigFacts {
 // counts as absent.
 Result<ConfigFacts> ReadConfigFacts(std::string_view config);
 
+// The `global_step` of a trainer_state.json; nothing of any other text.
+std::optional<uint64_t> ReadTrainerStep(std::string_view state);
+
 // The folders that sentence-transformers' modules.json lists ("path"), those of the
 // model itself apart ("").  Empty for any other text.
 std::vector<std::string> ReadModuleFolders(std::string_view modules);

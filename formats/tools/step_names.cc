@@ -7,6 +7,9 @@
 #include <charconv>
 #include <limits>
 #include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 
@@ -44,15 +47,18 @@ std::optional<uint64_t> Number(std::string_view text) {
   return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(number) : std::nullopt;
 }
 
-// The digits behind the last "<word>=" of a name such as "epoch=1-step=500-v1".
+// The whole number behind the first "<word>=" of a name such as "epoch=1-step=500-v1"; that of a
+// metric of the name ("train_loss_epoch=1.25") has a point.
 std::optional<uint64_t> NumberBehind(std::string_view name, std::string_view word) {
-  const size_t at = name.rfind(word);
-  if (at == std::string_view::npos) return std::nullopt;
-  if (at > 0 && kSeparators.find(name[at - 1]) == std::string_view::npos) return std::nullopt;
-  name.remove_prefix(at + word.size());
-  size_t digits = 0;
-  while (digits < name.size() && IsDigit(name[digits])) ++digits;
-  return Number(name.substr(0, digits));
+  for (size_t at = name.find(word); at != name.npos; at = name.find(word, at + 1)) {
+    if (at > 0 && kSeparators.find(name[at - 1]) == std::string_view::npos) continue;
+    const std::string_view rest = name.substr(at + word.size());
+    const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+    const bool point = digits + 1 < rest.size() && rest[digits] == '.' && IsDigit(rest[digits + 1]);
+    if (point || digits == 0) continue;
+    return Number(rest.substr(0, digits));
+  }
+  return std::nullopt;
 }
 
 // The leading letters of a text, or its leading digits.
@@ -101,6 +107,50 @@ std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> mo
   return out;
 }
 
+// A part of a name: a number, or what stands between numbers.
+struct Field {
+  std::string_view text;
+  bool number = false;
+  std::optional<uint64_t> whole;  // nothing of a decimal
+};
+
+std::vector<Field> FieldsOf(std::string_view name) {
+  std::vector<Field> out;
+  while (!name.empty()) {
+    const bool number = IsDigit(name[0]);
+    size_t end = 0;
+    const auto decimal = [&] {
+      return number && name[end] == '.' && end + 1 < name.size() && IsDigit(name[end + 1]);
+    };
+    while (end < name.size() && (IsDigit(name[end]) == number || decimal())) ++end;
+    const std::string_view text = name.substr(0, end);
+    out.push_back({text, number, number ? Number(text) : std::nullopt});
+    name.remove_prefix(end);
+  }
+  return out;
+}
+
+bool AreAlike(const std::vector<Field>& a, const std::vector<Field>& b) {
+  return std::ranges::equal(a, b, [](const Field& one, const Field& other) {
+    return one.number == other.number && (one.number || one.text == other.text);
+  });
+}
+
+// True if the field tells the names apart and no other whole number falls in its order.
+bool Orders(std::span<const std::vector<Field>> names, size_t field) {
+  std::vector<size_t> order(names.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::sort(order, {}, [&](size_t i) { return names[i][field].whole; });
+  for (size_t k = 1; k < order.size(); ++k) {
+    const auto &before = names[order[k - 1]], &after = names[order[k]];
+    if (before[field].whole == after[field].whole) return false;
+    for (size_t f = 0; f < after.size(); ++f) {
+      if (before[f].whole && after[f].whole && *after[f].whole < *before[f].whole) return false;
+    }
+  }
+  return true;
+}
+
 // "a.b" of "a.b.pth.tar": suffixes are of letters.
 std::string_view WithoutSuffixes(std::string_view name) {
   for (size_t dot = name.rfind('.'); dot != std::string_view::npos && dot > 0;
@@ -125,6 +175,22 @@ std::optional<uint64_t> FileNumber(std::string_view name) {
   const std::string_view stem = WithoutSuffixes(name);
   const auto number = StepNumber(stem);
   return number ? number : NumberOf(stem, kFileWords);
+}
+
+std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std::string> names) {
+  const std::vector<Field> own = FieldsOf(name);
+  std::vector<std::vector<Field>> alike = {own};
+  for (const std::string& other : names) {
+    std::vector<Field> fields = FieldsOf(other);
+    if (other != name && AreAlike(own, fields)) alike.push_back(std::move(fields));
+  }
+  if (alike.size() < 2) return std::nullopt;
+  for (size_t f = 0; f < own.size(); ++f) {
+    const bool whole = std::ranges::all_of(
+        alike, [&](const std::vector<Field>& fields) { return fields[f].whole.has_value(); });
+    if (whole && Orders(alike, f)) return own[f].whole;
+  }
+  return std::nullopt;
 }
 
 bool IsTrainerName(std::string_view name) {

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,11 @@ std::optional<uint64_t> StepNumber(std::string_view name);
 
 // The same of a file of weights, without its suffixes; other words count there, too.
 std::optional<uint64_t> FileNumber(std::string_view name);
+
+// The number in which a name differs from others beside it that are like it but for numbers
+// ("G_800.pth", "G_1000.pth"; `names` may have the name itself), in any tool's form.  Nothing if
+// there are none, or several of its numbers order them otherwise.
+std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std::string> names);
 
 // "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);

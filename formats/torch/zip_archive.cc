@@ -133,6 +133,11 @@ Status CheckMethod(const ZipRecord& record, uint16_t flags, uint16_t method) {
   if ((flags & (zip::kFlagEncrypted | zip::kFlagStrongEncryption | zip::kFlagMasked)) != 0) {
     return Refuse("zip record '", record.name, "' is encrypted");
   }
+  if (record.name.find("/code/") != std::string::npos) {
+    return Refuse("zip record '", record.name,
+                  "' is code of TorchScript (torch.jit.save), which is not run: save the module's "
+                  "state_dict() by torch.save");
+  }
   if (method != 0 || (flags & zip::kFlagPatched) != 0) {
     return Refuse("zip record '", record.name, "' is compressed (method ", method, ")");
   }

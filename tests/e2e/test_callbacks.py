@@ -147,3 +147,33 @@ def test_copies_are_done_before_lightning_swaps_averages(ckptfs, monkeypatch):
     last = len(events) - 1 - events[::-1].index('save')
     assert 'transfer_weights' in events[last:], events
     assert 'before_update' in events[last:last + events[last:].index('transfer_weights')], events
+
+
+def test_states_of_callbacks_are_those_of_the_moment(ckptfs, tmp_path):
+    """The Trainer brings them up to date in its own save alone."""
+    import ckptfs as snapshots
+    import transformers as hf
+    from ckptfs.transformers import SnapshotCallback
+    receiving(ckptfs)
+    live = {}
+
+    class Patience(hf.trainer_callback.ExportableState, hf.TrainerCallback):
+        count = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.count += state.global_step
+            live[state.global_step] = self.count
+
+        def state(self):
+            return {'args': {}, 'attributes': {'count': self.count}}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                                               num_attention_heads=2, num_key_value_heads=2))
+    data = [{'input_ids': ids, 'labels': ids} for ids in torch.randint(0, 64, (16, 8))]
+    words = hf.TrainingArguments(str(tmp_path / 'out'), max_steps=3, save_strategy='no', per_device_train_batch_size=4, use_cpu=True,
+                                 report_to=[], disable_tqdm=True)
+    hf.Trainer(model, words, train_dataset=data, callbacks=[Patience(), SnapshotCallback(ckptfs.store, every=1, full='wait')]).train()
+    for number, count in live.items():
+        wait_until(lambda number=number: any(one['id'] == str(number) for one in ckptfs.list()['steps']), 'the step')
+        with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/{number}') as step:
+            states = step.document('trainer_state')['stateful_callbacks']
+        assert states['Patience']['attributes']['count'] == count and 'TrainerControl' in states, (number, states)

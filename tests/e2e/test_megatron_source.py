@@ -428,3 +428,13 @@ def test_a_deepseek_that_transformers_would_compute_otherwise_has_no_config(save
     notes = info(ckptfs, 'run')['notes']
     assert any('no config.json' in note and words in note for note in notes), notes
     assert not os.path.exists(view(ckptfs.mount(), 'run', 'tp1') + '/huggingface')
+
+
+@pytest.mark.parametrize('change', [{'moe_router_load_balancing_type': 'sinkhorn'}, {'moe_router_load_balancing_type': ['aux_loss', 'sinkhorn']},
+                                    {'moe_expert_capacity_factor': 1.0}, {'moe_router_load_balancing_type': 'aux_loss'}])
+def test_experts_that_transformers_would_weigh_otherwise_have_no_config(saved, ckptfs, tmp_path, change):
+    change_args(copy(saved, 'mixtral', f'{tmp_path}/run'), **change)
+    ckptfs.adopt(f'{tmp_path}/run', 'run')
+    (name, value), = change.items()
+    assert os.path.exists(view(ckptfs.mount(), 'run', 'tp1') + '/huggingface') == (value == 'aux_loss')
+    assert any(name in note for note in info(ckptfs, 'run')['notes']) == (value != 'aux_loss')

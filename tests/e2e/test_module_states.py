@@ -247,3 +247,47 @@ def test_what_lies_beside_the_model_comes_back_without_a_mount(ckptfs, tmp_path,
     got = other(tree)
     dcp.load(got, checkpoint_id=f'ckptfs://{ckptfs.store}/run/step-1', no_dist=True)
     assert not differing(got, tree), differing(got, tree)
+
+
+@pytest.mark.parametrize('state', [
+    {'net': {'a': torch.ones(3)}, 'scaler': None, 'step': 3}, {'model': {'a': torch.ones(3)}, 'args': {'model': 'llama', 'heads': 4, 'resume': None}},
+    {'model': None, 'net': {'a': torch.ones(3)}}], ids=['none', 'options', 'no_model'])
+def test_what_is_none_comes_back_through_dcp(ckptfs, tmp_path, state):
+    """As from torch's own files; a dict of options may have one that is called `model`."""
+    receive(ckptfs)
+    dcp.save(state, checkpoint_id=str(tmp_path / 'own'), no_dist=True)
+    dcp.save(state, checkpoint_id=f'ckptfs://{ckptfs.store}/job/1', no_dist=True)
+
+    def empty(value):
+        if isinstance(value, dict):
+            return {key: empty(one) for key, one in value.items()}
+        return torch.zeros_like(value) if isinstance(value, torch.Tensor) else 'another'
+    loaded = []
+    for place in (str(tmp_path / 'own'), f'ckptfs://{ckptfs.store}/job/1'):
+        into = empty(state)
+        dcp.load(into, checkpoint_id=place, no_dist=True)
+        loaded.append(repr(into))
+    assert loaded[0] == loaded[1] == repr(state), loaded
+
+
+def test_values_are_loaded_into_host_memory_whatever_the_default_device(saved):
+    """A large model is made without memory, and given what was saved."""
+    model = torch.nn.Linear(SIZE, SIZE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(SIZE)).sum().backward()
+    optimizer.step()
+    step = saved(model, optimizer)
+    with torch.device('meta'):
+        other = torch.nn.Linear(SIZE, SIZE)
+        other.load_state_dict(step.model(), assign=True)
+        states = step.optimizer()['state']
+    assert torch.equal(other.weight, model.weight)
+    assert torch.equal(states[0]['exp_avg'], optimizer.state[model.weight]['exp_avg'])
+
+
+def test_of_tied_weights_the_parameters_name_is_kept(saved):
+    """Trainer writes that one, and readers of a part of the model look for it."""
+    model = torch.nn.ModuleDict({'words': torch.nn.Embedding(SIZE, SIZE), 'head': torch.nn.Linear(SIZE, SIZE, bias=False)})
+    model['head'].weight = model['words'].weight
+    step = saved(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert list(step.weights()) == ['words.weight'] and set(step.model()) == {'words.weight', 'head.weight'}

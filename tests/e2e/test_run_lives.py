@@ -138,6 +138,32 @@ def test_times_decide_where_numbers_do_not(ckptfs, names):
     assert shown(ckptfs.mount(), 'a.weight') == len(names) - 1
 
 
+@pytest.mark.parametrize('files', [
+    {'G_800.pth': {}, 'G_900.pth': {}, 'G_1000.pth': {}}, {'8_net_G.pth': {}, '10_net_G.pth': {}},
+    {'model_8_val_acc=0.91.pt': {}, 'model_10_val_acc=0.93.pt': {}}, {'step-800/lit_model.pth': {}, 'step-1000/lit_model.pth': {}},
+    {'epoch_8.pth': {'epoch': 8, 'step': 90}, 'epoch_10.pth': {'epoch': 10, 'step': 10}},
+    {'ckpt_900.pth': {'epoch': 8, 'step': 0}, 'ckpt_1000.pth': {'epoch': 9, 'step': 0}}], ids=lambda files: next(iter(files)))
+def test_numbers_of_scripts_files_order_them(ckptfs, tmp_path, files):
+    """They were copied in the order of their names' letters: the last of these is not the newest."""
+    for place, name in enumerate(sorted(files)):
+        os.makedirs(os.path.dirname(tmp_path / name), exist_ok=True)
+        torch.save({'state_dict': {'w': torch.full((64,), 1.), 'b': torch.ones(4)}, **files[name]}, tmp_path / name)
+        os.utime(tmp_path / name, (time.time() - 1000 + place,) * 2)
+    ckptfs.run('adopt', '--name', 'run', *(tmp_path / name for name in files), '--store', ckptfs.store)
+    newest = json.loads(ckptfs.run('resolve', 'run', '--store', ckptfs.store, '--json').stdout)['source']
+    assert newest.endswith(list(files)[-1]), newest
+
+
+def test_a_trainers_step_under_another_name_has_its_own_number(ckptfs, tmp_path):
+    for place, step in enumerate((1000, 800, 900)):
+        save(str(tmp_path / 'out'), step, step)
+        os.rename(tmp_path / 'out' / f'checkpoint-{step}', tmp_path / 'out' / f'checkpoint-1-{step}')
+        for name in os.listdir(tmp_path / 'out' / f'checkpoint-1-{step}'):
+            os.utime(tmp_path / 'out' / f'checkpoint-1-{step}' / name, (time.time() - 1000 + place,) * 2)
+    ckptfs.run('adopt', '--name', 'run', *sorted((tmp_path / 'out').iterdir()), '--store', ckptfs.store)
+    assert shown(ckptfs.mount()) == 1000
+
+
 @pytest.mark.parametrize('by', ['the job', 'a copy'])
 def test_a_smaller_iteration_that_arrives_is_a_life_if_its_tool_saved_it(ckptfs, by):
     """A copy of a finished run brings its steps in any order, and what is written last not last."""

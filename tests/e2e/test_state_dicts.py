@@ -423,3 +423,25 @@ def test_other_ranks_files_are_named(ckptfs, tmp_path, file, other, refused):
         assert f"left out: '{other}': the name differs in the number of a rank alone" in done.stderr, done.stderr
     else:
         assert 'left out' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('form', ['file', 'folder', 'part', 'trainer'])
+def test_a_model_beside_the_steps_is_named(ckptfs, tmp_path, form):
+    """An average, a critic: the step has one model."""
+    step = tmp_path / 'checkpoint-5'
+    step.mkdir()
+    if form == 'trainer':
+        save_file(PLAIN, step / 'model.safetensors', {'format': 'pt'})
+        (step / 'ema').mkdir()
+        save_file(PLAIN, step / 'ema' / 'model.safetensors', {'format': 'pt'})
+    else:
+        dcp.save({'model': PLAIN}, checkpoint_id=str(step / 'model' if form == 'part' else step), no_dist=True)
+        if form == 'part':  # as Automodel saves
+            states = {'state': {name: {'exp_avg': one} for name, one in PLAIN.items()}, 'param_groups': [{'lr': 0.1, 'params': list(PLAIN)}]}
+            dcp.save({'optim': states}, checkpoint_id=str(step / 'optim'), no_dist=True)
+        if form == 'file':
+            torch.save(PLAIN, step / 'ema.pt')
+        else:
+            dcp.save({'ema': PLAIN}, checkpoint_id=str(step / 'ema'), no_dist=True)
+    said = ckptfs.adopt(step, 'run').stderr
+    assert ("left out: 'ema.pt': " if form == 'file' else "left out: 'ema/': a step has one model") in said, said

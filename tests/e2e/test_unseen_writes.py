@@ -96,6 +96,38 @@ def test_states_of_an_optimizer_that_was_replaced_are_not_of_the_step(ckptfs, ho
         assert taken or 'SGD updated the parameters' in snap.status()['last_drop']
 
 
+def test_a_compiled_step_waits_and_is_compiled_once(ckptfs, gate):
+    """torch's own recipe; the optimizer's hooks are a part of what is compiled."""
+    receive(ckptfs)
+    model = Weights(a=torch.ones(LARGE), b=torch.ones(LARGE))
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5))
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda: optimizer.step(), backend=counted)
+    torch._dynamo.reset()
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store) as snap:
+        for number in range(8):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, number + 1.)
+            if number == 4:
+                made = len(graphs)
+            step()
+        assert made == len(graphs)
+        want = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        assert snap.save(1)
+        threading.Timer(0.5, gate.set).start()
+        step()
+        assert not torch.equal(model.a, want['a'])
+        if not snap.wait_durable(1):
+            assert 'was written before the update' in snap.status()['last_drop'], snap.status()
+            return
+    assert all(torch.equal(held(ckptfs)[name], tensor) for name, tensor in want.items())
+
+
 def test_what_is_not_proved_is_said_of_the_step(ckptfs):
     """By the daemon and the step itself, whose trainer may be long gone."""
     receive(ckptfs)

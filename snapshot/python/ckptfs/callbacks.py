@@ -12,13 +12,25 @@ from .saver import Saver
 LOG = logging.getLogger('ckptfs')
 
 
+def caller_of(kind: type) -> Any:
+    """The object of the class that called, whose method is the nearest on the stack; None without one:
+    transformers gives callbacks neither the Trainer nor its handler."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get('self')
+        if isinstance(found, kind):
+            return found
+        frame = frame.f_back
+    return None
+
+
 def rng_state() -> Dict[str, Any]:
     """The generators' states of this process, as values and tensors."""
     found: Dict[str, Any] = {'python': random.getstate(), 'cpu': torch.get_rng_state()}
     numpy = sys.modules.get('numpy')
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
-        found['numpy'] = (name, torch.tensor(keys.tolist()), *rest)
+        found['numpy'] = (name, torch.tensor(keys.tolist(), device='cpu'), *rest)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found['cuda'] = torch.cuda.get_rng_state_all()
         found['cuda_device'] = torch.cuda.current_device()

@@ -76,14 +76,14 @@ class StateDict:
             self.model_key = f'{prefix}model'
         for key, value in state_dict.items():
             name = f'{prefix}{key}'
-            if value is own and not another:
+            if own is not None and value is own and not another:
                 continue
             if _is_optimizer(value) and another:
                 raise NotHeld(f'{name} belongs to {prefix}model, not to {self.model_key}: save each '
                               'model as a run of its own')
             if _is_optimizer(value):
                 self.optimizers[name] = value
-            elif isinstance(value, Mapping) and 'model' in value:
+            elif isinstance(value, Mapping) and _is_model(value.get('model')):
                 self._take(value, f'{name}.')
             else:
                 self.rest[name] = value

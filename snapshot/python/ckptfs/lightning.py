@@ -69,7 +69,13 @@ class _Others:
         # A user's on_save_checkpoint may look at the weights; nothing is moved for it.
         weights = trainer.lightning_module.state_dict() if self._asked else {}
         connector._get_lightning_module_state_dict = lambda: dict(weights)
-        checkpoint = connector.dump_checkpoint(weights_only=True)
+        try:
+            checkpoint = connector.dump_checkpoint(weights_only=True)
+        except KeyError as error:
+            raise state.NotHeld(f"on_save_checkpoint of {type(trainer.lightning_module).__name__} asks for {error} "
+                          'of the checkpoint: the step has states of optimizers and schedulers by '
+                          'itself, so that a snapshot calls it without these; look whether they are '
+                          'there first') from error
         checkpoint['callbacks'] = self._call._call_callbacks_state_dict(trainer)
         self._call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
         # It may have put others in their place: an average (WeightAveraging), fewer (an adapter).

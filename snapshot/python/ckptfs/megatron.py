@@ -323,7 +323,7 @@ class LoadStrategy(LoadShardedStrategy):
             raise CheckpointingException(f'{one.key} has shape {stored.shape} in the step, '
                                          f'{list(one.global_shape)} here')
         local = _shape(one)
-        whole = torch.zeros(local, dtype=stored.dtype)
+        whole = torch.zeros(local, dtype=stored.dtype, device='cpu')
         box = tuple(slice(min(at, size), min(at + length, size)) for at, length, size
                     in zip(one.global_offset, local, stored.shape))
         part = tuple(slice(0, cut.stop - cut.start) for cut in box)
@@ -345,7 +345,7 @@ class LoadStrategy(LoadShardedStrategy):
         with self._open(checkpoint_dir) as step:
             known = {key_of(*place, master): one for place, one in step.tensors().items()}
         return {key: ShardedTensor.from_rank_offsets(
-                    key, torch.empty(one.shape, dtype=one.dtype))
+                    key, torch.empty(one.shape, dtype=one.dtype, device='cpu'))
                 for key, one in known.items()}
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:

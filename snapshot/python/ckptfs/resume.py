@@ -43,7 +43,7 @@ class SavedStep:
         stored.load(self._files, box, target)
 
     def _load(self, stored: Stored) -> torch.Tensor:
-        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        whole = torch.empty(stored.shape, dtype=stored.dtype, device='cpu')
         self.load(stored, tuple(slice(0, size) for size in stored.shape), whole)
         return whole
 
@@ -61,18 +61,16 @@ class SavedStep:
         return self._tensors
 
     def weights(self, aliases: bool = False) -> Dict[str, torch.Tensor]:
-        """By name, buffers too; of names that share a tensor one, or all."""
-        found: Dict[int, torch.Tensor] = {}
-        weights = {}
-        for (_, kind, name), stored in self.tensors().items():
-            known = id(stored) in found
-            if kind != 'weight':
-                continue
-            if not known:
-                found[id(stored)] = self._load(stored)
-            if aliases or not known:
-                weights[name] = found[id(stored)]
-        return weights
+        """By name, buffers too; of names that share a tensor the parameter's, or all."""
+        members = {name for group in self._description['groups'] for name in group['parameters']}
+        sharing: Dict[int, List[str]] = {}
+        weights = [(name, one) for (_, kind, name), one in self.tensors().items() if kind == 'weight']
+        for name, stored in weights:
+            sharing.setdefault(id(stored), []).append(name)
+        own = {one: next((n for n in names if n in members), names[0]) for one, names in sharing.items()}
+        loaded = {id(stored): self._load(stored) for name, stored in weights if name == own[id(stored)]}
+        return {name: loaded[id(stored)] for name, stored in weights
+                if aliases or name == own[id(stored)]}
 
     def model(self) -> Dict[str, Any]:
         """Returns what its state_dict() was: weights and buffers under all their names, extra

@@ -292,7 +292,7 @@ def refuse_keepers(optimizers: Sequence[Any]) -> None:
 def _number(value: object) -> torch.Tensor:
     dtype = (torch.bool if isinstance(value, bool) else
              torch.float64 if isinstance(value, float) else torch.int64)
-    return torch.tensor(value, dtype=dtype)
+    return torch.tensor(value, dtype=dtype, device='cpu')
 
 
 def state_of(name: str, kind: str, label: str, value: Any,
@@ -334,6 +334,8 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
     states = []
     kinds: Set[str] = set()
     for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, torch.Tensor):
+            raise NotHeld(f"the optimizer's state has an entry {parameter!r}, which is not a parameter's")
         kinds.update(values)
         name = names.get(id(parameter))
         if name is None:
@@ -345,6 +347,9 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
             else:
                 states += state_of(name, kind, label, value)
     for kind in kinds:
+        if kind == 'weight':
+            raise NotHeld("the optimizer has a state 'weight', which is what a parameter's own value is "
+                          'called')
         if not isinstance(kind, str) or '/' in kind:
             raise NotHeld(f"the optimizer's states are called {kind!r}: only a text without a '/' "
                           'can be told from the name of a parameter')

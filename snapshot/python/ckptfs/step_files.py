@@ -133,7 +133,7 @@ class Program:
         memory = bytearray(self._ask(f'tensor {document} {number}'))
         self._fill(memoryview(memory))
         if not memory:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device='cpu')
         flat = torch.frombuffer(memory, dtype=dtype)
         return flat.as_strided(tuple(shape), tuple(strides)).clone()
 
@@ -172,7 +172,7 @@ class Stored:
         step = max(1, (4 * PIECE) // max(1, row * self.dtype.itemsize))
         for first in range(rows[0], rows[1], step):
             last = min(first + step, rows[1])
-            some = torch.empty([last - first, *self.shape[1:]], dtype=self.dtype)
+            some = torch.empty([last - first, *self.shape[1:]], dtype=self.dtype, device='cpu')
             self._read(files, first * row, some)
             if not box:
                 target.copy_(some.view(()))
@@ -181,7 +181,7 @@ class Stored:
 
     def number(self, files: Files) -> Union[bool, int, float]:
         """Returns the value of a state that was a Python number."""
-        value = torch.empty(self.shape, dtype=self.dtype)
+        value = torch.empty(self.shape, dtype=self.dtype, device='cpu')
         self.load(files, tuple(slice(0, size) for size in self.shape), value)
         return value.item()
 

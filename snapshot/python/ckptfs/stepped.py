@@ -20,6 +20,10 @@ _STEPS = 0
 
 def _note(optimizer: Any, *_: object) -> None:
     global _STEPS
+    # A compiled step is not counted: dynamo would compile it anew for each count.  What it writes
+    # is then looked at as any other memory.
+    if torch.compiler.is_compiling():
+        return
     _STEPS += 1
     known = _SEEN.get(id(optimizer))
     if known is not None and known[0]() is optimizer:

@@ -6,13 +6,14 @@
 import json
 import os
 from dataclasses import asdict
-from typing import Any, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from . import resume
-from .callbacks import LateSaver, rng_state
+from .callbacks import LateSaver, caller_of, rng_state
 from .collector import TorchCollector
 from .saver import Saver
 
@@ -24,6 +25,22 @@ def _is_replicated() -> bool:
     if kind == 'DEEPSPEED':
         raise TypeError("with DeepSpeed, name the store in DeepSpeed's own configuration")
     return kind.startswith('MULTI_')
+
+
+def _states_of(callbacks: Sequence[Any]) -> Dict[str, Any]:
+    """As the Trainer keeps them; of several of one class a list."""
+    found: Dict[str, Any] = {}
+    for one in callbacks:
+        if not isinstance(one, ExportableState):
+            continue
+        name, state = type(one).__name__, one.state()
+        if name not in found:
+            found[name] = state
+        elif isinstance(found[name], list):
+            found[name].append(state)
+        else:
+            found[name] = [found[name], state]
+    return found
 
 
 class SnapshotCallback(TrainerCallback):
@@ -46,6 +63,7 @@ class SnapshotCallback(TrainerCallback):
         self._documents, self._options = dict(documents or {}), options
         self._late = LateSaver()
         self._state: Any = None
+        self._control: Any = None
 
     @property
     def snap(self) -> Optional[Saver]:
@@ -54,7 +72,7 @@ class SnapshotCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Model and optimizer are as they will be trained.  Collective."""
-        self._state = state
+        self._state, self._control = state, control
         self._late.begin(lambda: self._make(**kwargs))
 
     def _make(self, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None,
@@ -73,12 +91,16 @@ class SnapshotCallback(TrainerCallback):
                      **self._options)
 
     def _trainer_state(self) -> Any:
-        return json.loads(json.dumps(asdict(self._state)))
+        state = asdict(self._state)
+        handler = caller_of(CallbackHandler)
+        if handler is not None and self._every:  # else the Trainer has done so in its own save
+            state['stateful_callbacks'] = _states_of([*handler.callbacks, self._control])
+        return json.loads(json.dumps(state))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After an update."""
         if self._every and state.global_step % self._every == 0:
-            self._save(state)
+            self._save(state, control)
         self._before_others(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -91,11 +113,11 @@ class SnapshotCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the Trainer's own save."""
         if not self._every:
-            self._save(state)
+            self._save(state, control)
         self._before_others(control)
 
-    def _save(self, state: Any) -> None:
-        self._state = state
+    def _save(self, state: Any, control: Any) -> None:
+        self._state, self._control = state, control
         self._late.save(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

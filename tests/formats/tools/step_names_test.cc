@@ -20,6 +20,8 @@ TEST(StepNamesTest, TheNumberOfEveryToolsForm) {
            {"epoch=1-step=20-v1.ckpt", 20},
            {"epoch=3-step=40-val_loss=0.25.ckpt", 40},
            {"run-epoch=4.ckpt", 4},
+           {"epoch=8-train_loss_epoch=1.25.ckpt", 8},
+           {"val_loss_step=2.25-epoch=9-step=90.ckpt", 90},
            {"step=9", 9},
            {"ep0-ba1000", 1000},
            {"1000", 1000},
@@ -72,6 +74,25 @@ TEST(StepNamesTest, FilesHaveOtherWordsAndSuffixes) {
                            "model-00001-of-00002.safetensors", ".pt", ""}) {
     EXPECT_EQ(FileNumber(name), std::nullopt) << name;
   }
+}
+
+// Whatever words a script has: the number in which its names differ.
+TEST(StepNamesTest, NamesThatAreAlikeDifferInTheirNumber) {
+  using Names = std::vector<std::string>;
+  const auto of = [](std::string_view name, Names names) { return SiblingNumber(name, names); };
+  EXPECT_EQ(of("G_800.pth", {"G_1000.pth", "D_900.pth"}), 800);
+  EXPECT_EQ(of("10_net_G.pth", {"8_net_G.pth", "9_net_G.pth", "10_net_G.pth"}), 10);
+  EXPECT_EQ(of("llama-7b-step800.pt", {"llama-7b-step900.pt"}), 800);
+  EXPECT_EQ(of("model_8_val_acc=0.91.pt", {"model_9_val_acc=0.9.pt"}), 8);
+  EXPECT_EQ(of("ant_ep_800_rew_100.pth", {"ant_ep_900_rew_90.5.pth"}), 800);
+  EXPECT_EQ(of("checkpoint_1_800.pt", {"checkpoint_1_900.pt", "checkpoint_2_1000.pt"}), 800);
+  EXPECT_EQ(of("checkpoint.8.pt", {"checkpoint.10.pt"}), 8);
+  // Steps that begin anew in each epoch, one number twice, and nobody beside it.
+  EXPECT_EQ(of("checkpoint_1_800.pt", {"checkpoint_2_100.pt"}), std::nullopt);
+  EXPECT_EQ(of("a_1_5.pt", {"a_01_6.pt", "a_1_4.pt"}), 5);
+  EXPECT_EQ(of("a_1.pt", {"a_01.pt"}), std::nullopt);
+  EXPECT_EQ(of("G_800.pth", {"G_800.pth", "G_best.pth"}), std::nullopt);
+  EXPECT_EQ(of("a_99999999999999999999999.pt", {"a_1.pt"}), std::nullopt);
 }
 
 TEST(StepNamesTest, VersionsOfLightningsNames) {

@@ -137,6 +137,14 @@ TEST_F(ZipArchiveTest, RefusesDuplicatesAndOverlaps) {
   ExpectRefused(made, "another name");
 }
 
+// Whose code is compressed.
+TEST_F(ZipArchiveTest, SaysThatAnArchiveIsTorchScripts) {
+  MadeZip made = OneTensorZip();
+  made.records[2].name = "x/code/__torch__/net.py";
+  made.records[2].method = 8;
+  ExpectRefused(made, "code of TorchScript");
+}
+
 TEST_F(ZipArchiveTest, RefusesCompressionAndEncryption) {
   for (uint16_t method : {8, 12, 93, 99}) {
     MadeZip made = OneTensorZip();
