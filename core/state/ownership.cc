@@ -86,16 +86,20 @@ class Decider {
     taken_[parameter] = true;
   }
 
-  // The names of members that are the model's but for a part of each (JoinNames).
-  std::map<std::string, std::string> JoinedNames() const {
-    std::vector<std::string> model, optimizer;
+  // Those of the live names that are the model's but for a part of each (JoinNames).
+  std::map<std::string, std::string> Joined(std::vector<std::string> live) const {
+    std::erase_if(live, [&](const std::string& name) { return name.empty() || Find(name); });
+    if (live.empty()) return {};
+    std::vector<std::string> model;
     for (const OwnableParameter& parameter : q_.parameters) model.push_back(parameter.name);
+    return JoinNames(model, live);
+  }
+  std::map<std::string, std::string> JoinedNames() const {
+    std::vector<std::string> names;
     for (const auto& group : q_.groups) {
-      for (const OptimizerMember& member : group) {
-        if (!member.name.empty() && !Find(member.name)) optimizer.push_back(member.name);
-      }
+      for (const OptimizerMember& member : group) names.push_back(member.name);
     }
-    return optimizer.empty() ? std::map<std::string, std::string>() : JoinNames(model, optimizer);
+    return Joined(std::move(names));
   }
 
   // The parameter of a name; by a joined one only if the member's shapes are its, too.
@@ -214,9 +218,11 @@ class Decider {
     for (size_t g = 0; g < q_.groups.size(); ++g) {
       for (size_t i = 0; i < q_.groups[g].size(); ++i) places.push_back({g, i});
     }
+    const std::map<std::string, std::string> joined = Joined({q_.order.begin(), q_.order.end()});
     for (size_t k = 0; k < places.size(); ++k) {
       if (!MemberOf(places[k]).name.empty()) continue;
-      const auto parameter = Find(q_.order[k]);
+      const auto other = joined.find(q_.order[k]);
+      const auto parameter = Find(other == joined.end() ? q_.order[k] : other->second);
       if (!parameter) {
         return No(StrCat("--parameter-order: '", q_.order[k], "' is not a parameter of the model"));
       }

@@ -20,6 +20,7 @@
 #include "formats/huggingface/unread_files.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/settle/settle.h"
+#include "formats/tools/step_names.h"
 #include "formats/tools/step_tree.h"
 #include "formats/tools/tool_files.h"
 #include "formats/tools/trainer_rule.h"
@@ -71,6 +72,13 @@ bool HasHead(const std::string& architecture) {
 }
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
+
+// A file without a number (model_best.pth) beside others of epochs: its own counts as theirs do.
+bool IsAmongEpochs(const StepCandidate& step) {
+  if (FileNumber(step.id)) return false;
+  const auto entries = step.root->List(step.save);
+  return entries && std::ranges::any_of(*entries, CountsEpochs, &RootEntry::name);
+}
 
 }  // namespace
 
@@ -302,8 +310,8 @@ Status Reader::ReadOptimizer() {
   const TorchFile& file = *optimizer_file_;
   for (const std::string_view key : kCounters) CKPT_RETURN_IF_ERROR(CountBy(key, file));
   // A `step` beside an epoch may be one in it: the name's number comes first.
-  if (candidate_.iteration == 0) {
-    CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));
+  if (candidate_.iteration == 0 || IsAmongEpochs(candidate_)) {
+    if (candidate_.iteration == 0) CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));
     CKPT_RETURN_IF_ERROR(CountBy(kEpochs, file));
   } else if (!file.root().IsDict() || !file.root()[kEpochs]) {
     CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));

@@ -193,6 +193,14 @@ std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std
   return std::nullopt;
 }
 
+bool CountsEpochs(std::string_view name) {
+  const std::string_view stem = WithoutSuffixes(name);
+  const size_t word = stem.rfind("ep");
+  const size_t digit = stem.find_first_of("0123456789");
+  return FileNumber(name) && word != stem.npos && word < digit &&
+         (stem.substr(word).starts_with("epoch") || digit == word + 2);
+}
+
 bool IsTrainerName(std::string_view name) {
   return name.starts_with(kTrainer) && Number(name.substr(kTrainer.size()));
 }

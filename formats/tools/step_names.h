@@ -36,6 +36,9 @@ std::optional<uint64_t> FileNumber(std::string_view name);
 // there are none, or several of its numbers order them otherwise.
 std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std::string> names);
 
+// True if the number of a file's name counts epochs ("epoch_8.pth").
+bool CountsEpochs(std::string_view name);
+
 // "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);
 

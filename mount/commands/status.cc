@@ -270,6 +270,8 @@ void PrintFollow(const Json& follow) {
   const Json waiting = follow.value("waiting", Json::array());
   const bool idle = waiting.empty() && follow.contains("idle") && follow["idle"].is_string();
   if (idle) fmt::print("    {}\n", Printable(follow["idle"].get<std::string>()));
+  const bool switched = follow.contains("switched") && follow["switched"].is_string();
+  if (switched) fmt::print("    {}\n", Printable(follow["switched"].get<std::string>()));
   for (const Json& step : waiting) {
     const char* const state = step.value("left_behind", false) ? "died:"
                               : step.value("refused", false)   ? "cannot be adopted:"

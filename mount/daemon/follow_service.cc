@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kPolled{2};  // where changes are not heard
+constexpr std::chrono::seconds kLinks{10};  // where a link was given, whose change nobody hears
 constexpr size_t kShown = 100;              // steps that wait, in a status
 
 // One that a job will make is not there yet; a path that leads nowhere is a mistake.
@@ -66,6 +67,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   Follower::Options options;
   CKPT_ASSIGN_OR_RETURN(options.adopt,
                         AdoptOptionsOf(store.directory(), request, service->families_));
+  service->given_ = request.ingest.given.empty() ? path : request.ingest.given;
   service->run_ = RunNameOf(request.name, path, options.adopt.hints.names).value_or("");
   service->sources_ = MakeSources();
   service->follower_ =
@@ -82,6 +84,22 @@ void FollowService::SayIdle(bool first) {
   const bool news = first || (idle.unread && !told_unread_);
   told_unread_ = told_unread_ || idle.unread;
   if (news && !idle.why.empty()) hooks_.say(idle.why);
+}
+
+// A link to the current run ("runs/current") may be made to lead to the next one.
+void FollowService::SaySwitched() {
+  const auto now = AbsolutePath(given_);
+  std::string text;
+  if (now && *now != follower_->directory()) {
+    text = StrCat(given_, " leads to ", *now, " now, but ", follower_->directory(),
+                  " is followed: a mount that follows the new one shows its steps");
+  }
+  {
+    const MutexLock lock(mutex_);
+    if (text == status_.switched) return;
+    status_.switched = text;
+  }
+  if (!text.empty()) hooks_.say(text);
 }
 
 FollowService::~FollowService() {
@@ -103,6 +121,7 @@ std::vector<StepRecord> FollowService::Look() {
   const bool hears = watch_.hears();
   earliest_ = seen.earliest;
   next_ = std::max(earliest_, hears ? seen.next : std::min(seen.next, Clock::now() + kPolled));
+  if (given_ != follower_->directory()) next_ = std::min(next_, Clock::now() + kLinks);
   for (const std::string& line : seen.said) hooks_.say(line);
   if (!seen.withdrawn.empty()) hooks_.withdrawn(seen.withdrawn);
   if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);
@@ -170,6 +189,7 @@ Worker::Time FollowService::Turn() {
   if (worker_.stopping()) return Worker::kWhenWoken;
   Look();
   SayIdle(false);
+  SaySwitched();
   return Clock::now();
 }
 

@@ -42,6 +42,7 @@ struct FollowStatus {
   std::vector<Follower::Waiting> waiting;  // the first hundred
   std::vector<StepRecord> committed;       // the last hundred that were adopted
   std::string idle;                        // why nothing was adopted so far
+  std::string switched;  // that the path was a link which leads elsewhere now; "" if it does not
 };
 
 class FollowService {
@@ -79,10 +80,12 @@ class FollowService {
   void Count(const Follower::Seen& seen, double look_seconds) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountCommitted(const Follower::Seen& seen) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayIdle(bool first);
+  void SaySwitched();
 
   Store& store_;
   const Hooks hooks_;
   TreeWatch watch_;
+  std::string given_;  // the path before links were followed
   std::string run_;
   std::vector<StepRecord> first_;
   FamilySet families_;

@@ -125,7 +125,8 @@ Json ToJson(const FollowStatus& status) {
           {"refused_steps", status.refused_steps},
           {"waiting", std::move(waiting)},
           {"committed", std::move(committed)},
-          {"idle", status.idle.empty() ? Json(nullptr) : Json(status.idle)}};
+          {"idle", status.idle.empty() ? Json(nullptr) : Json(status.idle)},
+          {"switched", status.switched.empty() ? Json(nullptr) : Json(status.switched)}};
 }
 
 Json ToJson(const SnapshotStatus& status) {

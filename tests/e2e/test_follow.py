@@ -143,6 +143,22 @@ def test_a_watcher_tells_each_step_as_json(ckptfs, tmp_path):
         assert (told['manifest'], told['iteration']) == (kept[told['id']]['manifest'], kept[told['id']]['iteration'])
 
 
+def test_a_link_that_leads_elsewhere_is_told(ckptfs, tmp_path):
+    """A launcher makes `current` lead to each new run; the one that it led to stays followed."""
+    runs = tmp_path / 'runs'
+    for name in ('first', 'second'):
+        (runs / name).mkdir(parents=True)
+    (runs / 'current').symlink_to('first')
+    mount = ckptfs.mountpoint()
+    ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', runs / 'current', mount)
+    assert following(ckptfs)['switched'] is None
+    (runs / 'next').symlink_to('second')
+    os.replace(runs / 'next', runs / 'current')
+    wait_until(lambda: following(ckptfs)['switched'], 'a line')
+    assert f'{runs}/current leads to {runs}/second now' in following(ckptfs)['switched']
+    assert 'leads to' in ckptfs.run('status', '--store', ckptfs.store).stdout
+
+
 @pytest.mark.parametrize('how', ['by reference', '--copy'])
 def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_path, how):
     job = tmp_path / 'job'

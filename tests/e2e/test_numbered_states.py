@@ -149,6 +149,23 @@ def test_the_optimizers_order_is_taken(ckptfs, tmp_path, save, groups):
     assert_taken(one, got, got[2])
 
 
+def test_an_order_of_an_adapters_live_names_is_taken(ckptfs, tmp_path):
+    """PEFT's files leave the adapter's name out, which the documented line prints."""
+    names = [f'base_model.model.{layer}.lora_{part}' for layer in 'qk' for part in 'AB']
+    weights = {f'{name}.weight': torch.randn(4, 4) for name in names}
+    states = {i: {'step': torch.tensor(1.), 'exp_avg': torch.randn(4, 4), 'exp_avg_sq': torch.rand(4, 4)} for i in range(4)}
+    run = tmp_path / 'run' / 'checkpoint-3'
+    run.mkdir(parents=True)
+    save_file(weights, run / 'adapter_model.safetensors', {'format': 'pt'})
+    (run / 'adapter_config.json').write_text(json.dumps({'peft_type': 'LORA', 'r': 4}))
+    (run / 'trainer_state.json').write_text('{"global_step": 3}')
+    torch.save({'state': states, 'param_groups': [{'lr': 0.1, 'params': [0, 1, 2, 3]}]}, run / 'optimizer.pt')
+    (tmp_path / 'order').write_text('\n'.join(f'{name}.default.weight' for name in reversed(names)))
+    moments, _, said = taken(ckptfs, run, tmp_path / 'out', '--parameter-order', tmp_path / 'order')
+    for number, name in enumerate(reversed(names)):
+        assert torch.equal(moments[f'exp_avg/{name}.weight'], states[number]['exp_avg']), (name, said)
+
+
 @ENTRANCES
 def test_another_order_is_not(ckptfs, tmp_path, save):
     """A model whose shapes tell the order; it is that of the model's names, as a user may give

@@ -154,6 +154,15 @@ def test_numbers_of_scripts_files_order_them(ckptfs, tmp_path, files):
     assert newest.endswith(list(files)[-1]), newest
 
 
+def test_the_best_of_epochs_is_of_its_own_epoch(ckptfs, tmp_path):
+    """It was copied last."""
+    for place, (name, epoch) in enumerate([('epoch_10.pth', 10), ('epoch_8.pth', 8), ('epoch_9.pth', 9), ('model_best.pth', 4)]):
+        torch.save({'state_dict': {'w': torch.full((64,), float(epoch)), 'b': torch.ones(4)}, 'epoch': epoch}, tmp_path / name)
+        os.utime(tmp_path / name, (time.time() - 1000 + place,) * 2)
+    ckptfs.run('adopt', '--name', 'run', *tmp_path.glob('*.pth'), '--store', ckptfs.store)
+    assert shown(ckptfs.mount()) == 10
+
+
 def test_a_trainers_step_under_another_name_has_its_own_number(ckptfs, tmp_path):
     for place, step in enumerate((1000, 800, 900)):
         save(str(tmp_path / 'out'), step, step)

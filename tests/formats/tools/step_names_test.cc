@@ -95,6 +95,15 @@ TEST(StepNamesTest, NamesThatAreAlikeDifferInTheirNumber) {
   EXPECT_EQ(of("a_99999999999999999999999.pt", {"a_1.pt"}), std::nullopt);
 }
 
+TEST(StepNamesTest, NamesThatCountEpochs) {
+  for (const char* name : {"epoch_8.pth", "epoch8.pt", "checkpoint-epoch-4.pth", "ep3.pt"}) {
+    EXPECT_TRUE(CountsEpochs(name)) << name;
+  }
+  for (const char* name : {"ckpt_8.pth", "step_8.pt", "model_best.pth", "deep_8.pth", "8.pth"}) {
+    EXPECT_FALSE(CountsEpochs(name)) << name;
+  }
+}
+
 TEST(StepNamesTest, VersionsOfLightningsNames) {
   const auto named = VersionOf("epoch=1-step=20-v3.ckpt");
   ASSERT_TRUE(named);
