@@ -169,6 +169,13 @@ Result<std::string> AbsolutePath(const std::string& path) {
   return text;
 }
 
+std::string LinkPath(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path given = std::filesystem::absolute(path, error).lexically_normal();
+  if (!given.has_filename()) given = given.parent_path();
+  return std::filesystem::is_symlink(given, error) ? given.string() : "";
+}
+
 std::string AbsoluteLog(const std::string& log) {
   if (log.empty() || log == "stderr" || log == "syslog") return log;
   return std::filesystem::absolute(log).lexically_normal().string();

@@ -42,6 +42,9 @@ std::string DefaultStore();
 // ("s3://..."): only paths of this machine are read.
 Result<std::string> AbsolutePath(const std::string& path);
 
+// The absolute path of a link, which it does not follow; "" of anything else.
+std::string LinkPath(const std::string& path);
+
 // --log's value; of a file its absolute path, in whose place a link is seen as one.
 std::string AbsoluteLog(const std::string& log);
 

@@ -102,7 +102,8 @@ class DialectTable {
   static Result<DialectTable> Parse(std::string_view toml, std::string_view origin);
 
   const std::string& name() const { return name_; }
-  // True if every tensor of its models has a rule: a model of which few names are known is another.
+  // True if every tensor of its models has a rule: a step is of another model if most of its names
+  // have none, or one in a layer of which others have.
   bool whole() const { return whole_; }
   // The rules of a model type, in the table's order; none where its names are the same in both.
   std::vector<const MapRule*> RulesOf(std::string_view model_type) const;

@@ -355,7 +355,7 @@ class Translator {
 struct SideCount {
   uint64_t files = 0, modules = 0, known = 0, nobodys = 0;
   std::string file, module;  // the first of each
-  std::string stranger;      // of nobody's, in a layer that has names of the table
+  std::string stranger;      // a name that the table lacks, in a layer of which it has others
 };
 
 // "model.layers." of "model.layers.3.norm.weight"; "" of a name without a number.
@@ -439,9 +439,9 @@ DialectEvidence FindDialect(const StepModel& step, const DialectTable& table, Di
   }
   const bool from_files = count.files > 0;
   if (table.whole() && count.known <= count.nobodys) {
-    out.why = StrCat("models of type '", kind.model_type, "' have the name '",
-                     from_files ? count.file : count.module, "', but not ", count.nobodys,
-                     " others of its names");
+    out.why = StrCat("'", from_files ? count.file : count.module, "' is a name of models of type '",
+                     kind.model_type, "', but the table '", table.name(), "' has none for ",
+                     count.nobodys, " other names of the step");
     return out;
   }
   if (table.whole() && !count.stranger.empty()) {

@@ -269,13 +269,12 @@ class Collector {
     return AddMemberNames(group);
   }
 
-  // An optimizer of named parameters asks for the names.  Those of a source without keys of its own
-  // are of the parameters of one rank.
+  // An optimizer of named parameters asks for the names of its members.
   Status AddMemberNames(const PlacedGroup& group) {
     CKPT_ASSIGN_OR_RETURN(const auto names, RecordedMemberNames(group.recorded));
     if (!names) return {};
     return AddHyperParameter(group, "param_names", [&](PickleBuilder& builder) {
-      if (traits_.own_keys) return builder.Copy(RootOf(*names));
+      if (traits_.own_keys && !RootOf(*names).IsNone()) return builder.Copy(RootOf(*names));
       std::vector<NodeId> items;
       for (const ParameterIndex p : group.recorded.parameters) {
         items.push_back(builder.String(StateName(p)));

@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "core/base/device_error.h"
 #include "core/base/strings.h"
 #include "core/model/left_out.h"
 #include "core/state/joined_names.h"
@@ -488,31 +489,32 @@ Status Reader::LeaveOutOtherModels() {
   constexpr std::string_view kOne =
       "a step has one model, and torch.distributed.checkpoint saved this one's";
   const Root& root = *candidate_.root;
-  CKPT_ASSIGN_OR_RETURN(auto folders, FoldersOfOtherModels(root, candidate_.directory));
+  CKPT_ASSIGN_OR_RETURN(const auto numbered, FoldersOfOtherModels(root, candidate_.directory));
+  const auto tell = [&](const std::string& folder, std::string_view why) {
+    LeaveOut(assembler_.header(),
+             {IsOptimizerPart(folder) ? LeftOutPart::kOptimizer : LeftOutPart::kModel,
+              StrCat("'", folder, "/'"), std::string(why), "adopt that folder by itself"});
+  };
+  for (const std::string& folder : numbered) {
+    tell(folder, "a step has one model, and this one's is the first");
+  }
+  std::set<std::string_view> known(numbered.begin(), numbered.end());
+  std::set<std::string_view> shards;  // in the step's own directory
+  for (const PartFiles& part : parts_) {
+    known.insert(part.directory);
+    if (part.directory.empty()) shards.insert(part.shards.begin(), part.shards.end());
+  }
   CKPT_ASSIGN_OR_RETURN(const auto entries, root.List(candidate_.directory));
   std::vector<std::string> files;
   for (const RootEntry& entry : entries) {
-    if (entry.kind == EntryKind::kFile) files.push_back(entry.name);
-    const bool part =
-        std::ranges::find(parts_, entry.name, &PartFiles::directory) != parts_.end() ||
-        std::ranges::find(folders, entry.name) != folders.end();
-    if (entry.kind != EntryKind::kDirectory || part || StepNumber(entry.name)) continue;
-    CKPT_ASSIGN_OR_RETURN(const PartFiles other,
-                          ListPart(root, JoinPath(candidate_.directory, entry.name)));
-    if (other.metadata) folders.push_back(entry.name);
+    if (entry.kind == EntryKind::kFile && !shards.contains(entry.name)) files.push_back(entry.name);
+    const bool other = entry.kind == EntryKind::kDirectory && !known.contains(entry.name);
+    if (!other || StepNumber(entry.name)) continue;
+    const auto folder = ListPart(root, JoinPath(candidate_.directory, entry.name));
+    if (!folder && IsOfDevice(folder.error())) return Fail(Error(folder.error()));
+    if (folder && folder->metadata) tell(entry.name, kOne);
   }
-  for (const PartFiles& part : parts_) {
-    for (const std::string& shard : part.shards) std::erase(files, shard);
-  }
-  CKPT_RETURN_IF_ERROR(
-      huggingface::LeaveOutModels(root, candidate_.directory, files, kOne, assembler_.header()));
-  for (const std::string& folder : folders) {
-    LeaveOut(assembler_.header(),
-             {IsOptimizerPart(folder) ? LeftOutPart::kOptimizer : LeftOutPart::kModel,
-              StrCat("'", folder, "/'"), "a step has one model, and this one's is the first",
-              "adopt that folder by itself"});
-  }
-  return {};
+  return huggingface::LeaveOutModels(root, candidate_.directory, files, kOne, assembler_.header());
 }
 
 void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {

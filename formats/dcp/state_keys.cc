@@ -109,7 +109,8 @@ class KeyReader {
   void CollectNamed();
   void CollectAdapter();
   void CollectBefore();
-  std::string BeforeNames(std::span<const std::string_view> rests) const;
+  std::string BeforeNames(std::span<const Inside* const> states) const;
+  bool AreWeightsBehind(std::string_view before, std::span<const Inside* const> states) const;
   std::string OptimizerName(std::string_view prefix) const;
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
   std::optional<JoinedName> JoinLive(std::string_view text, std::string_view& rest) const;
@@ -127,8 +128,9 @@ class KeyReader {
   std::set<std::string, std::less<>> optimizers_;  // prefixes
   std::vector<Inside> inside_;
   std::vector<KeyedEntry> outside_;
-  std::vector<size_t> weights_;       // tensors of the model, rising
-  std::set<std::string_view> names_;  // of weights
+  std::vector<size_t> weights_;                // tensors of the model, rising
+  std::set<std::string_view> names_;           // of weights
+  std::map<std::string_view, size_t> shapes_;  // of weights, by name: into metadata_.tensors
   std::set<std::string> exact_;       // weights that optimizers' keys name as the model does
   std::set<std::string_view> named_;  // prefixes: keys of hyper-parameters name parameters
 };
@@ -232,6 +234,7 @@ void KeyReader::AddWeights() {
       const std::string_view name = key.substr(out_.model.size());
       out_.weights.push_back({std::string(name), entry.index});
       names_.insert(name);
+      shapes_.emplace(name, entry.index);
     } else if (entry.object && !out_.model.empty() && key.starts_with(out_.model)) {
       out_.in_model.push_back(entry);
     } else {
@@ -305,60 +308,85 @@ std::optional<JoinedName> KeyReader::JoinLive(std::string_view text, std::string
   return std::nullopt;
 }
 
-// The part that names of the optimizers have more than weights' is one and the same, or nothing
-// tells which of several adapters the file has.
+// Sets the part that all of the optimizers' other names have more than weights'.  Of several
+// adapters nothing tells whose the file's weights are.
 void KeyReader::CollectAdapter() {
   std::set<std::string> parts;
   std::string_view rest;
   for (const Inside& key : inside_) {
     if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
     const std::string_view text = key.rest.substr(kState.size());
-    if (NameAndRest(text) && NameAndRest(text)->second.find('.') == std::string::npos) continue;
+    const auto exact = NameAndRest(text);
+    if (exact && exact->second.find('.') == std::string::npos) continue;
     if (auto found = JoinLive(text, rest)) parts.insert(std::move(found->part));
   }
   if (parts.size() == 1) out_.adapter = *parts.begin();
 }
 
-// Where an optimizer was given a part of the model by itself (get_optimizer_state_dict(net.body)),
-// the name of that part stands before each of its names: the only one with which all are weights.
+// An optimizer of a part of the model (get_optimizer_state_dict(net.body)) has the part's own
+// names: the only text before all of them with which they are weights, of the states' shapes, is
+// the part's.
 void KeyReader::CollectBefore() {
-  std::map<std::string_view, std::vector<std::string_view>> rests;  // by the optimizer's prefix
+  constexpr size_t kMostOptimizers = 64;
+  std::map<std::string_view, std::vector<const Inside*>> states;  // by the optimizer's prefix
   for (const Inside& key : inside_) {
     if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
-    rests[key.prefix].push_back(key.rest.substr(kState.size()));
+    states[key.prefix].push_back(&key);
   }
-  for (const auto& [prefix, of] : rests) {
+  if (states.size() > kMostOptimizers) return;
+  for (const auto& [prefix, of] : states) {
     std::string before = BeforeNames(of);
     if (!before.empty()) out_.before.emplace(OptimizerName(prefix), std::move(before));
   }
 }
 
-std::string KeyReader::BeforeNames(std::span<const std::string_view> rests) const {
+std::string KeyReader::BeforeNames(std::span<const Inside* const> states) const {
   constexpr size_t kMostTried = 64;
-  const auto stranger = std::ranges::find_if(rests, [&](std::string_view rest) {
+  std::string_view stranger;  // that tells most: of the most parts
+  const auto parts = [](std::string_view text) { return std::ranges::count(text, '.'); };
+  for (const Inside* state : states) {
+    const std::string_view rest = state->rest.substr(kState.size());
     std::string_view behind;
-    return !NameAndRest(rest) && !JoinLive(rest, behind) && !MemberNumber(FirstWord(rest));
-  });
-  if (stranger == rests.end()) return "";
+    if (parts(rest) <= parts(stranger) || MemberNumber(FirstWord(rest)) || NameAndRest(rest) ||
+        JoinLive(rest, behind))
+      continue;
+    stranger = rest;
+  }
+  if (stranger.empty()) return "";
   std::set<std::string_view> candidates;
   for (const std::string_view name : names_) {
     for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
       const std::string_view own = name.substr(dot + 1);
-      const bool is = stranger->size() > own.size() && stranger->starts_with(own) &&
-                      (*stranger)[own.size()] == '.';
+      const bool is =
+          stranger.size() > own.size() && stranger.starts_with(own) && stranger[own.size()] == '.';
       if (is) candidates.insert(name.substr(0, dot + 1));
     }
     if (candidates.size() > kMostTried) return "";
   }
   std::string only;
   for (const std::string_view before : candidates) {
-    const bool all = std::ranges::all_of(rests, [&](std::string_view rest) {
-      return NameAndRest(StrCat(before, rest)).has_value();
-    });
-    if (all && !only.empty()) return "";
-    if (all) only = before;
+    if (!AreWeightsBehind(before, states)) continue;
+    if (!only.empty()) return "";
+    only = before;
   }
   return only;
+}
+
+// True if all states are of weights behind the text, of at least two, and of their shapes.
+bool KeyReader::AreWeightsBehind(std::string_view before,
+                                 std::span<const Inside* const> states) const {
+  std::set<std::string> owners;
+  for (const Inside* state : states) {
+    auto found = NameAndRest(StrCat(before, state->rest.substr(kState.size())));
+    if (!found) return false;
+    if (!state->entry.object) {
+      const Shape& shape = metadata_.tensors[state->entry.index].shape;
+      const Shape& weight = metadata_.tensors[shapes_.find(found->first)->second].shape;
+      if (shape.size() == weight.size() && shape != weight) return false;
+    }
+    owners.insert(std::move(found->first));
+  }
+  return owners.size() > 1;
 }
 
 // A weight and what stands behind its name, as the key's optimizer calls it.

@@ -86,8 +86,8 @@ struct StateKeys {
   // Weights by their names without what wrappers put into them (module., _orig_mod.), as torch's
   // get_optimizer_state_dict calls them; those that have such a name alone.
   std::map<std::string, std::string, std::less<>> bare;
-  std::string adapter;  // the part that those have more, an adapter's name; "" of none
-  // By the optimizer, what stands before all of its names: "body." of
+  std::string adapter;  // the part that those have more, an adapter's name; "" of none or several
+  // By the optimizer (State::optimizer), what stands before all of its names: "body." of
   // get_optimizer_state_dict(body).
   std::map<std::string, std::string> before;
   std::vector<KeyedEntry> others;

@@ -56,7 +56,12 @@ Status ReadSettings(PickleRef group, const TorchFile& file, CopyBudget& budget, 
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> items;
   for (const auto& [key, value] : group.Items()) {
-    if (key.String() == "params") continue;
+    if (key.String() == "params" || key.String() == kMemberNames) continue;
+    if (key.String() == "param_names") {  // that its members have names; views know which
+      const NodeId name = builder.Copy(key);
+      items.emplace_back(name, builder.None());
+      continue;
+    }
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(key));
     CKPT_RETURN_IF_ERROR(budget.ChargeDeep(value));
     const NodeId name = builder.Copy(key);

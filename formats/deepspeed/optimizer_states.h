@@ -64,8 +64,11 @@ std::vector<std::string> StateNames(const PartitionStates& partition);
 // optimizers keep per element.
 bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter);
 
+// What a snapshot's file adds to a group of which DeepSpeed's own does not name the members.
+inline constexpr std::string_view kMemberNames = "ckptfs_member_names";
+
 // A param_groups entry: hyper-parameters as the pickle of a dict, in which tensors of one element
-// and numbers of numpy are numbers.
+// and numbers of numpy are numbers, and `param_names` is None where the members have names.
 struct HyperGroup {
   std::string hyper_parameters;
   std::vector<std::string> objects;  // its keys whose values take code to load

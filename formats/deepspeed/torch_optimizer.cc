@@ -44,7 +44,8 @@ Status ReadNames(PickleRef groups, CopyBudget& budget, TorchOptimizer& out) {
   const bool names = HasNames(groups, out);
   for (size_t g = 0; g < out.groups.size(); ++g) {
     out.names.emplace_back();
-    const PickleRef given = groups.at(g)["param_names"];
+    PickleRef given = groups.at(g)["param_names"];
+    if (!given) given = groups.at(g)[kMemberNames];
     const PickleRef members = groups.at(g)["params"];
     for (size_t i = 0; i < out.groups[g].members.size(); ++i) {
       auto name = names ? members.at(i).String() : std::nullopt;

@@ -106,34 +106,6 @@ Status CheckSizes(const StepModel& step, const ConfigFacts& facts, const ModuleN
       "");
 }
 
-// A required name that one layer alone lacks, which has nothing that the others have not: layers of
-// another kind have tensors of their own.  "" where there is none.
-std::string LackingInALayer(const ModuleNames& wanted, std::span<const std::string> names) {
-  std::map<std::string, std::set<std::string>> having;  // layers, by template
-  std::set<std::string> layers;
-  for (const std::string& name : names) {
-    std::string form = TemplateOfName(name);
-    const size_t at = form.find('#');
-    if (at == form.npos || form.find('#', at + 1) != form.npos) continue;
-    std::string layer = name.substr(at, name.find('.', at) - at);
-    layers.insert(layer);
-    having[std::move(form)].insert(std::move(layer));
-  }
-  constexpr size_t kFewest = 2;  // layers
-  for (const auto& [form, those] : having) {
-    const bool required = wanted.required.contains(form) || wanted.in_files.contains(form);
-    if (!required || layers.size() < kFewest || those.size() + 1 != layers.size()) continue;
-    const auto other = std::ranges::find_if(
-        layers, [&](const std::string& layer) { return !those.contains(layer); });
-    const bool own = std::ranges::any_of(having, [&](const auto& one) {
-      return one.second.size() == 1 && one.second.contains(*other);
-    });
-    if (!own)
-      return StrCat(form.substr(0, form.find('#')), *other, form.substr(form.find('#') + 1));
-  }
-  return "";
-}
-
 constexpr std::string_view kExperts = ".experts.";
 constexpr std::string_view kRouter = ".gate.weight";
 constexpr std::string_view kRouterBias = ".e_score_correction_bias";
@@ -143,8 +115,8 @@ bool AnyHas(const auto& names, std::string_view part) {
                              [&](const std::string& name) { return name.find(part) != name.npos; });
 }
 
-// True if the class has such tensors, in some layers of some models, and the step has experts or
-// what chooses among them, but none of these.
+// True if models of the class may have tensors of the kind, and the step has experts or a router
+// but no tensor of the kind.
 bool LacksOfExperts(const ModuleNames& wanted, std::span<const std::string> names,
                     std::string_view kind) {
   const bool may = AnyHas(wanted.optional, kind) || AnyHas(wanted.optional_in_files, kind);
@@ -220,7 +192,7 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
                found.ignored.empty() ? "" : StrCat(" and ignore ", FirstOf(found.ignored))),
         found.ignored.empty() ? found.missing.front() : found.ignored.front());
   }
-  std::string lacking = LackingInALayer(*wanted, names);
+  std::string lacking;
   for (const std::string_view kind : {kExperts, kRouter}) {
     if (LacksOfExperts(*wanted, names, kind)) lacking = StrCat("*", kind);
   }

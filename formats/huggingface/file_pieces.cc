@@ -3,7 +3,6 @@
 #include "formats/huggingface/file_pieces.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,13 +13,11 @@
 #include "core/model/left_out.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/shard_index.h"
+#include "formats/tools/step_names.h"
 
 namespace ckptfs::huggingface {
 namespace {
 
-// Words before the number of a rank or of a part.
-constexpr std::array<std::string_view, 8> kRanks = {"rank", "part", "shard", "worker",
-                                                    "tp",   "pp",   "mp",    "dp"};
 constexpr std::string_view kEngines = "model_states.pt";
 constexpr std::string_view kMegatron = "model_optim_rng.pt";
 constexpr std::string_view kMegatronRank = "mp_rank_";
@@ -64,17 +61,7 @@ std::vector<RankPlace> RanksIn(std::string_view name) {
   std::vector<RankPlace> out;
   for (size_t at = 0; at < name.size(); ++at) {
     if (!IsDigit(name[at]) || (at > 0 && IsDigit(name[at - 1]))) continue;
-    std::string_view before = name.substr(0, at);
-    const size_t word = before.find_last_not_of("-_.=");
-    before = before.substr(0, word == before.npos ? 0 : word + 1);
-    const bool rank = std::ranges::any_of(kRanks, [&](std::string_view one) {
-      const bool begins = before.size() == one.size() ||
-                          (before.size() > one.size() &&
-                           std::string_view("-_.=").find(before[before.size() - one.size() - 1]) !=
-                               std::string_view::npos);
-      return before.ends_with(one) && begins;
-    });
-    if (!rank) continue;
+    if (!EndsInRank(name.substr(0, at))) continue;
     const size_t end = std::min(name.find_first_not_of("0123456789", at), name.size());
     out.push_back({name.substr(0, at), name.substr(end)});
   }

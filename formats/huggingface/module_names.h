@@ -11,8 +11,9 @@
 //            | "t" has it, but may be tied     "x" not loaded under the module's own name
 //            | "f" "+" as files spell it       "F" "?" as files spell it
 //            | "=" "+" and "f"   "~" "?" and "F"   "T" "t" and "F"
-//   setting  = ( "!" | "0" ) SP key SP template LF: of those that some have, what a model has whose
-//              config has a value there ("!") or null ("0"); among a block's lines
+//   setting  = ( "!" | "0" ) SP key SP template LF   among the lines of a block: a "?" template
+//   that a
+//              model has if the config's value of the key is null ("0"), or is not or absent ("!")
 //
 // Thread safety: pure functions.
 

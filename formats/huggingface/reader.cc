@@ -73,11 +73,16 @@ bool HasHead(const std::string& architecture) {
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
-// A file without a number (model_best.pth) beside others of epochs: its own counts as theirs do.
-bool IsAmongEpochs(const StepCandidate& step) {
+// The epoch in a file without a number (model_best.pth) counts as those beside it do: they are of
+// epochs, or have no number of a tool's form.
+bool HasOwnEpoch(const StepCandidate& step) {
+  if (step.iteration == 0) return true;
   if (FileNumber(step.id)) return false;
   const auto entries = step.root->List(step.save);
-  return entries && std::ranges::any_of(*entries, CountsEpochs, &RootEntry::name);
+  if (!entries) return false;
+  const auto numbered = [](const std::string& name) { return FileNumber(name).has_value(); };
+  return std::ranges::none_of(*entries, numbered, &RootEntry::name) ||
+         std::ranges::any_of(*entries, CountsEpochs, &RootEntry::name);
 }
 
 }  // namespace
@@ -310,7 +315,7 @@ Status Reader::ReadOptimizer() {
   const TorchFile& file = *optimizer_file_;
   for (const std::string_view key : kCounters) CKPT_RETURN_IF_ERROR(CountBy(key, file));
   // A `step` beside an epoch may be one in it: the name's number comes first.
-  if (candidate_.iteration == 0 || IsAmongEpochs(candidate_)) {
+  if (HasOwnEpoch(candidate_)) {
     if (candidate_.iteration == 0) CKPT_RETURN_IF_ERROR(CountBy(kSteps, file));
     CKPT_RETURN_IF_ERROR(CountBy(kEpochs, file));
   } else if (!file.root().IsDict() || !file.root()[kEpochs]) {
@@ -453,16 +458,18 @@ Status Reader::LeaveOutNewerWeights() {
   return {};
 }
 
-// First the model files, whose config tells of ties; logs and the like last.
 // A Trainer's step in a directory whose name has no number.
-void Reader::CountByTrainer() {
+Status Reader::CountByTrainer() {
   constexpr uint64_t kMost = 64 << 20;  // its log of losses grows
   const bool there = std::ranges::find(files_.others, kTrainerState) != files_.others.end();
-  if (iteration_ || candidate_.iteration != 0 || !there) return;
+  if (iteration_ || candidate_.iteration != 0 || !there) return {};
   const auto text = ReadWhole(*StepRoot(), files_.prefix + std::string(kTrainerState), kMost);
+  if (!text && IsOfDevice(text.error())) return Fail(Error(text.error()));
   if (text) iteration_ = ReadTrainerStep(*text);
+  return {};
 }
 
+// First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
                         files_.adapter ? CarryAdapterFiles(assembler_, StepRoot(), files_.prefix)
@@ -472,7 +479,7 @@ Status Reader::CarryFiles() {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
   }
-  CountByTrainer();
+  CKPT_RETURN_IF_ERROR(CountByTrainer());
   NoteFolders(carried);
   CKPT_RETURN_IF_ERROR(LeaveOutAdapters(files_, *StepRoot(), assembler_.header()));
   CKPT_RETURN_IF_ERROR(LeaveOutNewerWeights());

@@ -76,7 +76,7 @@ class Reader {
   Status AddModules(StateDict& dict) const;
   Status CheckOneFile() const;
   Status SettleAll();
-  void CountByTrainer();
+  Status CountByTrainer();
   Status CarryFiles();
   Status LeaveOutNewerWeights();
   void NoteFolders(const ModelFiles& carried);

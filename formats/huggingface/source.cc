@@ -46,7 +46,9 @@ Result<uint64_t> NumberOfFile(const StepCandidate& step) {
     if (entry.kind == EntryKind::kFile) names.push_back(entry.name);
   }
   if (const auto number = SiblingNumber(step.id, names)) return *number;
-  if (const auto number = StepNumber(NameOf(*step.root, step.save))) return *number;
+  const std::string directory = NameOf(*step.root, step.save);
+  const auto of_directory = IsDigit(directory.front()) ? std::nullopt : StepNumber(directory);
+  if (of_directory) return *of_directory;
   uint64_t out = 0;
   size_t looked = 0;
   for (const std::string& name : names) {

@@ -27,6 +27,7 @@ namespace ckptfs::huggingface {
 namespace {
 
 constexpr size_t kMostFiles = 32;  // that are looked into
+constexpr size_t kMostInFolder = 4;
 constexpr std::string_view kSafetensors = ".safetensors";
 constexpr std::array<std::string_view, 6> kTorch = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar"};
 // Names of moments, in whatever spelling of the rest.
@@ -85,7 +86,13 @@ Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& pr
   if (StepNumber(folder) || IsDigit(folder.front())) return out;
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, prefix + folder));
   if (entries.HasFile(std::string(kAdapterConfig)) || entries.HasFile(".metadata")) return out;
-  for (const std::string& name : entries.files) out.push_back(StrCat(folder, "/", name));
+  bool shard = false;  // one of several tells of all
+  for (const std::string& name : entries.files) {
+    if (out.size() == kMostInFolder) break;
+    const bool another = name.find("-of-") != std::string::npos && std::exchange(shard, true);
+    const bool tensors = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
+    if (tensors && !another) out.push_back(StrCat(folder, "/", name));
+  }
   return out;
 }
 

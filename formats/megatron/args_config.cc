@@ -49,6 +49,26 @@ const std::vector<Needed>& AlwaysNeeded() {
   return needed;
 }
 
+const std::vector<Needed>& NeededOfExperts() {
+  static const std::vector<Needed> needed = {
+      {"moe_apply_probs_on_input", false, true},
+      {"moe_latent_size", nullptr, true},
+      {"moe_expert_capacity_factor", nullptr, true},
+  };
+  return needed;
+}
+
+const std::vector<Needed>& NeededOfSoftmax() {
+  static const std::vector<Needed> needed = {
+      {"moe_layer_freq", 1, true},
+      {"moe_router_score_function", "softmax", true},
+      {"moe_router_num_groups", nullptr, true},
+      {"moe_router_topk_scaling_factor", nullptr, true},
+      {"moe_router_enable_expert_bias", false, true},
+  };
+  return needed;
+}
+
 const std::vector<Needed>& NeededOfGroups() {
   static const std::vector<Needed> needed = {{"multi_latent_attention", false, true}};
   return needed;
@@ -57,23 +77,9 @@ const std::vector<Needed>& NeededOfGroups() {
 // DeepSeek's attention, whose queries and keys come out of a small latent, and its experts.
 const std::vector<Needed>& NeededOfLatents() {
   static const std::vector<Needed> needed = {
-      {"multi_latent_attention", true},        {"moe_router_score_function", "sigmoid"},
-      {"moe_router_enable_expert_bias", true}, {"moe_apply_probs_on_input", false, true},
-      {"moe_latent_size", nullptr, true},
-  };
-  return needed;
-}
-
-const std::vector<Needed>& NeededOfExperts() {
-  static const std::vector<Needed> needed = {
-      {"moe_layer_freq", 1, true},
-      {"moe_router_score_function", "softmax", true},
-      {"moe_router_num_groups", nullptr, true},
-      {"moe_router_topk_scaling_factor", nullptr, true},
-      {"moe_router_enable_expert_bias", false, true},
-      {"moe_apply_probs_on_input", false, true},
-      {"moe_latent_size", nullptr, true},
-      {"moe_expert_capacity_factor", nullptr, true},
+      {"multi_latent_attention", true},
+      {"moe_router_score_function", "sigmoid"},
+      {"moe_router_enable_expert_bias", true},
   };
   return needed;
 }
@@ -102,18 +108,32 @@ class ConfigMaker {
   MadeConfig Make() {
     Check(AlwaysNeeded());
     const bool experts = Has(".mlp.router.weight");
-    const bool latents = Has(".self_attention.linear_kv_down_proj.weight");
-    Check(latents ? NeededOfLatents() : NeededOfGroups());
-    if (experts && !latents) Check(NeededOfExperts());
-    if (experts) CheckBalancing();
-    latents ? ChooseDeepSeek(experts) : ChooseModel(experts);
-    AddShapes(experts);
-    latents ? AddLatents() : AddGroups();
+    if (experts) {
+      Check(NeededOfExperts());
+      CheckBalancing();
+    }
+    Has(".self_attention.linear_kv_down_proj.weight") ? MakeOfLatents(experts)
+                                                      : MakeOfGroups(experts);
     if (!why_.empty()) return {"", why_};
     return {out_.dump(2) + "\n", ""};
   }
 
  private:
+  void MakeOfGroups(bool experts) {
+    Check(NeededOfGroups());
+    if (experts) Check(NeededOfSoftmax());
+    ChooseModel(experts);
+    AddShapes(experts);
+    AddGroups();
+  }
+
+  void MakeOfLatents(bool experts) {
+    Check(NeededOfLatents());
+    ChooseDeepSeek(experts);
+    AddShapes(experts);
+    AddLatents();
+  }
+
   void Fail(std::string why) {
     if (why_.empty()) why_ = std::move(why);
   }
@@ -296,7 +316,8 @@ class ConfigMaker {
     out_["first_k_dense_replace"] = dense;
   }
 
-  // transformers adds up the best two of a group, Megatron as many as topk has in one.
+  // transformers chooses groups by the sum of their best two experts, Megatron by the sum of the
+  // best topk / group_topk.
   void AddRouter() {
     const auto topk = Whole("moe_router_topk");
     out_["num_experts_per_tok"] = topk.value_or(0);
@@ -344,7 +365,7 @@ class ConfigMaker {
     AddRope();
   }
 
-  // A core has what its arguments cannot say as its configuration's default
+  // Where the arguments have no word for a setting, the core takes its configuration's default
   // (MLATransformerConfig of 0.16.1).
   void AddRope() {
     const auto type = fields_["rope_type"] ? fields_["rope_type"].String() : std::nullopt;
@@ -355,7 +376,7 @@ class ConfigMaker {
     const Json all = number("mscale_all_dim", 0.0);
     if (type == "rope" && Equal(all, 0)) return;
     if (type == "rope") return Fail("mscale_all_dim is not 0 with rope_type rope");
-    if (type != "yarn") return Fail("they do not say rope_type");
+    if (type != "yarn") return Fail("rope_type is neither rope nor yarn");
     const Json scale = number("mscale", 1.0);
     if (Equal(all, 0) && !Equal(scale, 1)) Fail("mscale is not 1 and mscale_all_dim 0");
     out_["rope_parameters"] = {
@@ -371,14 +392,14 @@ class ConfigMaker {
     out_["rope_scaling"]["type"] = "yarn";
   }
 
-  // The first tensor of the ending has so many elements along its dimension, counted from the last.
+  // The dimension, counted from the last, of the first tensor of the ending is so long.
   void CheckSize(std::string_view ending, size_t from_last, int64_t elements) {
     const auto found = std::ranges::find_if(
         tensors_, [&](const StateDict::Tensor& tensor) { return tensor.name.ends_with(ending); });
     if (found == tensors_.end() || found->shape.size() < from_last) return;
     const uint64_t size = found->shape[found->shape.size() - from_last];
     if (size == static_cast<uint64_t>(elements)) return;
-    Fail(StrCat("'", found->name, "' is of ", size, " elements, but by the arguments of ",
+    Fail(StrCat("a dimension of '", found->name, "' is ", size, ", but by the arguments ",
                 elements));
   }
 

@@ -19,8 +19,8 @@ namespace ckptfs {
 // The dict that the source has of a group, without the names of its members; empty if it has none.
 Result<PickleTree> RecordedHyperParameters(const Group& group);
 
-// `param_names` as the source has it: an optimizer that was made of named parameters (torch 2.6)
-// keeps them in its groups.  Nothing if the group does not name its members.
+// `param_names` as the step has it, of an optimizer that was made of named parameters (torch 2.6):
+// a DCP source's own value, None of others.  Nothing if the group does not name its members.
 Result<std::optional<PickleTree>> RecordedMemberNames(const Group& group);
 
 // The dict of a group without its members: the source's values in their order, those of classes

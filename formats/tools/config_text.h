@@ -37,7 +37,8 @@ struct ConfigFacts {
   uint64_t predictors = 0;  // layers behind those that predict tokens beyond the next
   std::optional<uint64_t> vocabulary;
   std::optional<uint64_t> hidden;
-  std::set<std::string, std::less<>> nulls;  // keys of it and of its text_config, without a value
+  std::set<std::string, std::less<>>
+      nulls;  // keys of it and of its text_config whose value is null
 };
 
 // kInvalid unless the text is a JSON object.  A value that is not of the expected type

@@ -38,6 +38,9 @@ constexpr std::array kFileWords = {Word{"model", Counts::kSaves}, Word{"weights"
                                    Word{"snapshot", Counts::kSaves}, Word{"state", Counts::kSaves},
                                    Word{"net", Counts::kSaves}};
 constexpr std::string_view kSeparators = "-_=";
+// Words before a number that tells files of one step, or of other trainings, apart.
+constexpr std::array<std::string_view, 11> kRanks = {"rank", "part", "shard", "worker", "tp", "pp",
+                                                     "mp",   "dp",   "fold",  "seed",   "v"};
 
 // All of `text` as a number.
 std::optional<uint64_t> Number(std::string_view text) {
@@ -70,10 +73,16 @@ std::string_view FirstToken(std::string_view text) {
   return text.substr(0, end);
 }
 
+// A number of a name, and what it counts.
+struct NameNumber {
+  uint64_t number = 0;
+  Counts counts = Counts::kNothing;
+};
+
 // The number of a name of known words and numbers, with or without a separator between two; a
 // name that is one number counts, too.  `more`: other words that are known.
-std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> more) {
-  if (const auto alone = Number(name)) return alone;
+std::optional<NameNumber> NumberOf(std::string_view name, std::span<const Word> more) {
+  if (const auto alone = Number(name)) return NameNumber{*alone};
   std::optional<uint64_t> out;
   Counts said = Counts::kNothing;  // of `out`
   Counts before = Counts::kNothing;
@@ -103,8 +112,12 @@ std::optional<uint64_t> NumberOf(std::string_view name, std::span<const Word> mo
     before = known != kWords.end() ? known->counts : other->counts;
   }
   // Such steps may begin anew in each epoch: it is a step's name, and its time decides.
-  if (epochs && said == Counts::kSteps) return 0;
-  return out;
+  if (epochs && said == Counts::kSteps) return NameNumber{0, said};
+  return out ? std::optional(NameNumber{*out, said}) : std::nullopt;
+}
+
+std::optional<uint64_t> OnlyNumber(const std::optional<NameNumber>& found) {
+  return found ? std::optional(found->number) : std::nullopt;
 }
 
 // A part of a name: a number, or what stands between numbers.
@@ -168,13 +181,13 @@ std::optional<uint64_t> StepNumber(std::string_view name) {
   // A metric may stand behind them ("epoch=1-step=500-loss=0.25").
   if (const auto step = NumberBehind(name, "step=")) return step;
   if (const auto epoch = NumberBehind(name, "epoch=")) return epoch;
-  return NumberOf(name, {});
+  return OnlyNumber(NumberOf(name, {}));
 }
 
 std::optional<uint64_t> FileNumber(std::string_view name) {
   const std::string_view stem = WithoutSuffixes(name);
   const auto number = StepNumber(stem);
-  return number ? number : NumberOf(stem, kFileWords);
+  return number ? number : OnlyNumber(NumberOf(stem, kFileWords));
 }
 
 std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std::string> names) {
@@ -188,17 +201,28 @@ std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std
   for (size_t f = 0; f < own.size(); ++f) {
     const bool whole = std::ranges::all_of(
         alike, [&](const std::vector<Field>& fields) { return fields[f].whole.has_value(); });
-    if (whole && Orders(alike, f)) return own[f].whole;
+    const bool rank = f > 0 && EndsInRank(own[f - 1].text);
+    const bool size = f + 1 < own.size() && own[f + 1].text.starts_with('b');  // "llama-7b"
+    if (whole && !rank && !size && Orders(alike, f)) return own[f].whole;
   }
   return std::nullopt;
 }
 
 bool CountsEpochs(std::string_view name) {
   const std::string_view stem = WithoutSuffixes(name);
-  const size_t word = stem.rfind("ep");
-  const size_t digit = stem.find_first_of("0123456789");
-  return FileNumber(name) && word != stem.npos && word < digit &&
-         (stem.substr(word).starts_with("epoch") || digit == word + 2);
+  if (NumberBehind(stem, "step=")) return false;
+  if (NumberBehind(stem, "epoch=")) return true;
+  const auto found = NumberOf(stem, kFileWords);
+  return found && found->counts == Counts::kEpochs;
+}
+
+bool EndsInRank(std::string_view text) {
+  text = text.substr(0, text.find_last_not_of("-_.=") + 1);
+  return std::ranges::any_of(kRanks, [&](std::string_view word) {
+    if (!text.ends_with(word)) return false;
+    const std::string_view before = text.substr(0, text.size() - word.size());
+    return before.empty() || std::string_view("-_.=").find(before.back()) != before.npos;
+  });
 }
 
 bool IsTrainerName(std::string_view name) {

@@ -39,6 +39,10 @@ std::optional<uint64_t> SiblingNumber(std::string_view name, std::span<const std
 // True if the number of a file's name counts epochs ("epoch_8.pth").
 bool CountsEpochs(std::string_view name);
 
+// True if a text ends in a word of ranks or of other trainings ("tp-rank-", "fold"), so that a
+// number behind it does not count steps.
+bool EndsInRank(std::string_view text);
+
 // "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);
 

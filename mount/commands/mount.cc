@@ -85,7 +85,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
     AdoptRequest adopt;
     adopt.ingest = ingest;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
-    adopt.ingest.given = std::filesystem::absolute(path).lexically_normal().string();
+    adopt.ingest.link = LinkPath(path);
     adopt.name = options.name;
     if (options.link) adopt.ownership = Ownership::kLink;
     if (options.copy) adopt.ownership = Ownership::kCopy;

@@ -22,7 +22,7 @@ namespace ckptfs {
 // How a user asks for names and rules of what is read (adopt, info, explain).
 struct IngestRequest {
   std::string path;
-  std::string given;                    // the same before links were followed; "" if nobody said it
+  std::string link;                     // the link that led to `path`; "" without one
   std::vector<std::string> joined;      // directories that are one with `path` (adopt --union)
   std::string family;                   // a name or a file of rules
   std::vector<std::string> family_set;  // "name=value"

@@ -67,7 +67,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   Follower::Options options;
   CKPT_ASSIGN_OR_RETURN(options.adopt,
                         AdoptOptionsOf(store.directory(), request, service->families_));
-  service->given_ = request.ingest.given.empty() ? path : request.ingest.given;
+  service->link_ = request.ingest.link;
   service->run_ = RunNameOf(request.name, path, options.adopt.hints.names).value_or("");
   service->sources_ = MakeSources();
   service->follower_ =
@@ -88,10 +88,12 @@ void FollowService::SayIdle(bool first) {
 
 // A link to the current run ("runs/current") may be made to lead to the next one.
 void FollowService::SaySwitched() {
-  const auto now = AbsolutePath(given_);
+  const auto now =
+      link_.empty() ? Result<std::string>(follower_->directory()) : AbsolutePath(link_);
+  if (!now) return;  // it is being made anew
   std::string text;
-  if (now && *now != follower_->directory()) {
-    text = StrCat(given_, " leads to ", *now, " now, but ", follower_->directory(),
+  if (*now != follower_->directory()) {
+    text = StrCat(link_, " leads to ", *now, " now, but ", follower_->directory(),
                   " is followed: a mount that follows the new one shows its steps");
   }
   {
@@ -121,7 +123,7 @@ std::vector<StepRecord> FollowService::Look() {
   const bool hears = watch_.hears();
   earliest_ = seen.earliest;
   next_ = std::max(earliest_, hears ? seen.next : std::min(seen.next, Clock::now() + kPolled));
-  if (given_ != follower_->directory()) next_ = std::min(next_, Clock::now() + kLinks);
+  if (!link_.empty()) next_ = std::min(next_, Clock::now() + kLinks);
   for (const std::string& line : seen.said) hooks_.say(line);
   if (!seen.withdrawn.empty()) hooks_.withdrawn(seen.withdrawn);
   if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);

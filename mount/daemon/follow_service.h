@@ -85,7 +85,7 @@ class FollowService {
   Store& store_;
   const Hooks hooks_;
   TreeWatch watch_;
-  std::string given_;  // the path before links were followed
+  std::string link_;  // that led to the directory; "" without one
   std::string run_;
   std::vector<StepRecord> first_;
   FamilySet families_;

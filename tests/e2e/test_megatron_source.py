@@ -418,7 +418,7 @@ def test_arguments_that_contradict_the_tensors_name_no_file(saved, ckptfs, tmp_p
 
 @pytest.mark.parametrize('change, words', [
     ({'norm_epsilon': 1e-5}, 'norms of latents'), ({'moe_layer_freq': [1, 0, 1, 1]}, 'dense layers between others'), ({'moe_layer_freq': 2}, 'neither 1'),
-    ({'rope_type': None}, 'do not say rope_type'), ({'qk_head_dim': 5}, 'by the arguments'), ({'v_head_dim': 6}, 'by the arguments'),
+    ({'rope_type': None}, 'neither rope nor yarn'), ({'qk_head_dim': 5}, 'by the arguments'), ({'v_head_dim': 6}, 'by the arguments'),
     ({'kv_lora_rank': 9}, 'by the arguments'), ({'moe_router_group_topk': 2}, 'best two experts'), ({'mscale_all_dim': 1.0}, 'mscale_all_dim'),
     ({'rope_type': 'yarn', 'rotary_scaling_factor': 4.0, 'mscale': 0.7}, 'mscale is not 1'), ({'moe_router_score_function': 'softmax'}, 'sigmoid'),
     ({'moe_shared_expert_intermediate_size': 50}, 'not a multiple'), ({'apply_layernorm_1p': True}, 'apply_layernorm_1p')])

@@ -21,6 +21,8 @@ from .state import NotHeld
 LOG = logging.getLogger('ckptfs')
 # Bytes of a tensor that may be read as a number, in the file that mentions it.
 NUMBER = 64
+# The key of names in a group of which DeepSpeed's own file has none (formats/deepspeed reads it).
+MEMBER_NAMES = 'ckptfs_member_names'
 # Settings that are the Saver's own.
 SAVER_KEYS = ('slots', 'update_limit', 'full', 'pace')
 KEYS = {'store', 'run', 'mount', 'fallback', *SAVER_KEYS}
@@ -99,7 +101,7 @@ def _with_names(engine: Any, state_dict: Any) -> Any:
     if (not isinstance(groups, list) or any(None in one for one in found)
             or [len(one) for one in found] != [len(group['params']) for group in groups]):
         return state_dict
-    named = [group if 'param_names' in group else {**group, 'param_names': one}
+    named = [group if 'param_names' in group else {**group, MEMBER_NAMES: one}
              for group, one in zip(groups, found)]
     told = ({**given, 'param_groups': named} if inner is None else
             {**given, 'optimizer_state_dict': {**inner, 'param_groups': named}})

@@ -72,10 +72,10 @@ class _Others:
         try:
             checkpoint = connector.dump_checkpoint(weights_only=True)
         except KeyError as error:
-            raise state.NotHeld(f"on_save_checkpoint of {type(trainer.lightning_module).__name__} asks for {error} "
-                          'of the checkpoint: the step has states of optimizers and schedulers by '
-                          'itself, so that a snapshot calls it without these; look whether they are '
-                          'there first') from error
+            raise state.NotHeld(
+                f'saving asked for {error} of the checkpoint (on_save_checkpoint of the module, of its '
+                'data or of Lightning): a snapshot has the states of optimizers and schedulers by '
+                'itself, and calls it without them; test that the key is there') from error
         checkpoint['callbacks'] = self._call._call_callbacks_state_dict(trainer)
         self._call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
         # It may have put others in their place: an average (WeightAveraging), fewer (an adapter).
