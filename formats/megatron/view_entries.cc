@@ -226,7 +226,25 @@ class Collector {
     if (!alike || first.pattern.kind != PatternKind::kShard || first.pattern.bias_scaled) {
       return whole;
     }
-    return Sharded(first, whole);
+    return shown_.layout().tp == 1 ? Fused(first, whole) : Sharded(first, whole);
+  }
+
+  // A gated layer's two halves, each of which Megatron asks for by itself: a reader of DCP reads
+  // all of a piece for each part of it that is asked for.  `whole` of other tensors.
+  static std::vector<dcp::BoxEntry::Part> Fused(const Parameter& parameter,
+                                                const std::vector<dcp::BoxEntry::Part>& whole) {
+    if (!IsOneCut(parameter.pattern)) return whole;
+    const Cut& cut = parameter.pattern.cuts[0];
+    if (cut.dim >= parameter.shape.size()) return whole;
+    std::vector<dcp::BoxEntry::Part> parts;
+    uint64_t begin = 0;
+    for (const uint64_t size : cut.parts) {
+      dcp::BoxEntry::Part part{Shape(parameter.shape.size(), 0), parameter.shape, 0};
+      part.begin[cut.dim] = std::exchange(begin, begin + size);
+      part.shape[cut.dim] = size;
+      parts.push_back(std::move(part));
+    }
+    return parts.size() > 1 && begin == parameter.shape[cut.dim] ? parts : whole;
   }
 
   static std::vector<dcp::BoxEntry::Part> Experts(const Parameter& parameter) {

@@ -25,7 +25,7 @@ from megatron.core import dist_checkpointing as dc
 from megatron.core import parallel_state as ps
 
 # 127 M parameters: 0.25 GB of weights, 1.5 GB of masters and moments.
-MODEL = {**make_megatron.BASE, 'layers': 8, 'hidden': 1024, 'heads': 16, 'groups': 8, 'channels': 64, 'ffn': 2816, 'vocab': 16000}
+MODEL = {**make_megatron.BASE, 'layers': 8, 'hidden': 1024, 'heads': 16, 'groups': 8, 'channels': 64, 'ffn': 2816, 'vocab': 16384}
 
 
 def save(step, tp, pp):

@@ -115,7 +115,8 @@ def loads(tmp_path_factory):
         add(name, c, degrees, layout, 'raise_unexpected', truth, f'{folder}/{name}.logits' if name in LOGITS else None, samples_of(name))
     for dtype, degrees, layout in FSDP_CELLS:
         add('fsdp', {**TINY, 'dtype': dtype}, degrees, layout, 'raise_unexpected', fsdp_truth(f'{folder}/fsdp/truth.pt', dtype))
-    add('wide', WIDE, [4, 1, 1], 'tp4', 'raise_unexpected', wide, most=1.1)
+    for degrees, layout in (([4, 1, 1], 'tp4'), ([1, 2, 1], 'pp2')):
+        add('wide', WIDE, degrees, layout, 'raise_unexpected', wide, most=1.1)
     latents = {**LATENT, 'rope_type': 'yarn', 'rotary_scaling_factor': 4.0, 'mscale': 0.7, 'mscale_all_dim': 1.0}
     add('deepseek', {**DEEPSEEK, 'latent': latents}, [1, 1, 2], 'dp4_ep2', 'raise_unexpected', deepseek, f'{folder}/deepseek.logits')
     changed = own_truth('llama')
@@ -182,4 +183,4 @@ def test_megatron_computes_what_deepseek_of_transformers_does(loads):
 
 
 def test_ranks_read_little_more_than_they_get(loads):
-    assert loads[0]['wide tp4'] == []
+    assert loads[0]['wide tp4'] == loads[0]['wide pp2'] == []
