@@ -92,6 +92,9 @@ class KeyReader {
   const std::vector<PathElement>& PathOf(KeyedEntry entry) const {
     return entry.object ? metadata_.object_paths[entry.index] : metadata_.tensor_paths[entry.index];
   }
+  bool IsNamedState(const Inside& key) const {
+    return key.rest.starts_with(kState) && !IsCounted(PathOf(key.entry));
+  }
   template <class Visit>
   void ForEach(Visit visit) const {
     for (size_t i = 0; i < metadata_.tensors.size(); ++i) visit(KeyedEntry{false, i});
@@ -128,9 +131,8 @@ class KeyReader {
   std::set<std::string, std::less<>> optimizers_;  // prefixes
   std::vector<Inside> inside_;
   std::vector<KeyedEntry> outside_;
-  std::vector<size_t> weights_;                // tensors of the model, rising
-  std::set<std::string_view> names_;           // of weights
-  std::map<std::string_view, size_t> shapes_;  // of weights, by name: into metadata_.tensors
+  std::vector<size_t> weights_;               // tensors of the model, rising
+  std::map<std::string_view, size_t> names_;  // of weights: into metadata_.tensors
   std::set<std::string> exact_;       // weights that optimizers' keys name as the model does
   std::set<std::string_view> named_;  // prefixes: keys of hyper-parameters name parameters
 };
@@ -233,8 +235,7 @@ void KeyReader::AddWeights() {
     if (!entry.object && std::ranges::binary_search(weights_, entry.index)) {
       const std::string_view name = key.substr(out_.model.size());
       out_.weights.push_back({std::string(name), entry.index});
-      names_.insert(name);
-      shapes_.emplace(name, entry.index);
+      names_.emplace(name, entry.index);
     } else if (entry.object && !out_.model.empty() && key.starts_with(out_.model)) {
       out_.in_model.push_back(entry);
     } else {
@@ -245,7 +246,7 @@ void KeyReader::AddWeights() {
 
 void KeyReader::CollectBare() {
   std::set<std::string> several;
-  for (const std::string_view name : names_) {
+  for (const auto& [name, tensor] : names_) {
     std::string bare = NormaliseName(name);
     if (bare == name || names_.contains(bare)) continue;
     if (!out_.bare.emplace(bare, name).second) several.insert(std::move(bare));
@@ -314,7 +315,7 @@ void KeyReader::CollectAdapter() {
   std::set<std::string> parts;
   std::string_view rest;
   for (const Inside& key : inside_) {
-    if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
+    if (!IsNamedState(key)) continue;
     const std::string_view text = key.rest.substr(kState.size());
     const auto exact = NameAndRest(text);
     if (exact && exact->second.find('.') == std::string::npos) continue;
@@ -330,7 +331,7 @@ void KeyReader::CollectBefore() {
   constexpr size_t kMostOptimizers = 64;
   std::map<std::string_view, std::vector<const Inside*>> states;  // by the optimizer's prefix
   for (const Inside& key : inside_) {
-    if (!key.rest.starts_with(kState) || IsCounted(PathOf(key.entry))) continue;
+    if (!IsNamedState(key)) continue;
     states[key.prefix].push_back(&key);
   }
   if (states.size() > kMostOptimizers) return;
@@ -354,7 +355,7 @@ std::string KeyReader::BeforeNames(std::span<const Inside* const> states) const 
   }
   if (stranger.empty()) return "";
   std::set<std::string_view> candidates;
-  for (const std::string_view name : names_) {
+  for (const auto& [name, tensor] : names_) {
     for (size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
       const std::string_view own = name.substr(dot + 1);
       const bool is =
@@ -381,7 +382,7 @@ bool KeyReader::AreWeightsBehind(std::string_view before,
     if (!found) return false;
     if (!state->entry.object) {
       const Shape& shape = metadata_.tensors[state->entry.index].shape;
-      const Shape& weight = metadata_.tensors[shapes_.find(found->first)->second].shape;
+      const Shape& weight = metadata_.tensors[names_.find(found->first)->second].shape;
       if (shape.size() == weight.size() && shape != weight) return false;
     }
     owners.insert(std::move(found->first));

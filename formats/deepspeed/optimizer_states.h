@@ -64,7 +64,7 @@ std::vector<std::string> StateNames(const PartitionStates& partition);
 // optimizers keep per element.
 bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter);
 
-// What a snapshot's file adds to a group of which DeepSpeed's own does not name the members.
+// A snapshot's file adds this key to a group of which DeepSpeed's own does not name the members.
 inline constexpr std::string_view kMemberNames = "ckptfs_member_names";
 
 // A param_groups entry: hyper-parameters as the pickle of a dict, in which tensors of one element

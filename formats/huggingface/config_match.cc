@@ -3,7 +3,6 @@
 #include "formats/huggingface/config_match.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -192,20 +191,16 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
                found.ignored.empty() ? "" : StrCat(" and ignore ", FirstOf(found.ignored))),
         found.ignored.empty() ? found.missing.front() : found.ignored.front());
   }
-  std::string lacking;
-  for (const std::string_view kind : {kExperts, kRouter}) {
-    if (LacksOfExperts(*wanted, names, kind)) lacking = StrCat("*", kind);
+  for (const std::string_view kind : {kRouter, kExperts}) {
+    if (!LacksOfExperts(*wanted, names, kind)) continue;
+    return RefuseConfig(StrCat("the step has no '*", kind,
+                               "', which from_pretrained would begin with values of its own"),
+                        "");
   }
   if (LacksOfExperts(*wanted, names, kRouterBias)) {
     lines.push_back(StrCat("'*", kRouterBias,
                            "', which the step does not have: from_pretrained "
                            "begins it anew where the config asks for it"));
-  }
-  if (!lacking.empty()) {
-    return RefuseConfig(StrCat("the step has no '", lacking,
-                               "', which from_pretrained would begin "
-                               "with values of its own"),
-                        "");
   }
   CKPT_RETURN_IF_ERROR(CheckSizes(step, facts, *wanted, tensors));
   if (!found.ignored.empty()) {

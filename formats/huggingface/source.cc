@@ -47,8 +47,8 @@ Result<uint64_t> NumberOfFile(const StepCandidate& step) {
   }
   if (const auto number = SiblingNumber(step.id, names)) return *number;
   const std::string directory = NameOf(*step.root, step.save);
-  const auto of_directory = IsDigit(directory.front()) ? std::nullopt : StepNumber(directory);
-  if (of_directory) return *of_directory;
+  const bool word = !directory.empty() && !IsDigit(directory.front());
+  if (const auto number = word ? StepNumber(directory) : std::nullopt) return *number;
   uint64_t out = 0;
   size_t looked = 0;
   for (const std::string& name : names) {

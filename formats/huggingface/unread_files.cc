@@ -38,6 +38,10 @@ bool EndsAs(std::string_view name, std::span<const std::string_view> suffixes) {
                              [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
+bool HasTensors(const std::string& name) {
+  return EndsAs(name, kTorch) || name.ends_with(kSafetensors);
+}
+
 // Files whose content another line tells, or that have neither model nor optimizer.
 bool IsKnown(const std::string& name) {
   const auto weights = ChooseWeights(std::span(&name, 1));
@@ -90,10 +94,19 @@ Result<std::vector<std::string>> FilesIn(const Root& root, const std::string& pr
   for (const std::string& name : entries.files) {
     if (out.size() == kMostInFolder) break;
     const bool another = name.find("-of-") != std::string::npos && std::exchange(shard, true);
-    const bool tensors = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
-    if (tensors && !another) out.push_back(StrCat(folder, "/", name));
+    if (HasTensors(name) && !another) out.push_back(StrCat(folder, "/", name));
   }
   return out;
+}
+
+// Tells those of the files below the directory that hold the kind.
+Status LeaveOutHolders(const Root& root, const std::string& directory,
+                       std::span<const std::string> names, Holds kind,
+                       const std::function<void(const std::string& name)>& tell) {
+  return LookIntoAll(root, directory.empty() ? "" : directory + "/", names,
+                     [&](const std::string& name, Holds holds) {
+                       if (holds == kind) tell(name);
+                     });
 }
 
 }  // namespace
@@ -127,8 +140,7 @@ Status LeaveOutUnreadFiles(const StepFiles& files, const Root& root, StepModel& 
     }
   };
   std::erase_if(names, [](const std::string& name) {
-    const bool tensors = EndsAs(name, kTorch) || name.ends_with(kSafetensors);
-    return !tensors || (IsKnown(name) && ParentPath(name).empty()) ||
+    return !HasTensors(name) || (IsKnown(name) && ParentPath(name).empty()) ||
            IsOptimizerFile(LastComponent(name));
   });
   return LookIntoAll(root, files.prefix, names, tell);
@@ -140,26 +152,21 @@ Status LeaveOutOptimizers(const Root& root, const std::string& directory,
   std::vector<std::string> saved;
   std::ranges::copy_if(names, std::back_inserter(saved),
                        [](const std::string& name) { return EndsAs(name, kTorch); });
-  return LookIntoAll(root, directory.empty() ? "" : directory + "/", saved,
-                     [&](const std::string& name, Holds holds) {
-                       if (holds != Holds::kOptimizer) return;
-                       LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name),
-                                         std::string(why), ""});
-                     });
+  return LeaveOutHolders(root, directory, saved, Holds::kOptimizer, [&](const std::string& name) {
+    LeaveOut(header,
+             {LeftOutPart::kOptimizer, StrCat("the optimizer in ", name), std::string(why), ""});
+  });
 }
 
 Status LeaveOutModels(const Root& root, const std::string& directory,
                       std::span<const std::string> names, std::string_view why, StepModel& header) {
   std::vector<std::string> saved;
-  std::ranges::copy_if(names, std::back_inserter(saved), [](const std::string& name) {
-    return (EndsAs(name, kTorch) || name.ends_with(kSafetensors)) && !IsKnown(name);
+  std::ranges::copy_if(names, std::back_inserter(saved),
+                       [](const std::string& name) { return HasTensors(name) && !IsKnown(name); });
+  return LeaveOutHolders(root, directory, saved, Holds::kModel, [&](const std::string& name) {
+    LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"), std::string(why),
+                      "adopt that file by itself"});
   });
-  return LookIntoAll(root, directory.empty() ? "" : directory + "/", saved,
-                     [&](const std::string& name, Holds holds) {
-                       if (holds != Holds::kModel) return;
-                       LeaveOut(header, {LeftOutPart::kModel, StrCat("'", name, "'"),
-                                         std::string(why), "adopt that file by itself"});
-                     });
 }
 
 Status LeaveOutAdapters(const StepFiles& files, const Root& root, StepModel& header) {

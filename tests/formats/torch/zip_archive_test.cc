@@ -137,7 +137,7 @@ TEST_F(ZipArchiveTest, RefusesDuplicatesAndOverlaps) {
   ExpectRefused(made, "another name");
 }
 
-// Whose code is compressed.
+// Its code is compressed.
 TEST_F(ZipArchiveTest, SaysThatAnArchiveIsTorchScripts) {
   MadeZip made = OneTensorZip();
   made.records[2].name = "x/code/__torch__/net.py";
